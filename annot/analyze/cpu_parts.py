@@ -89,13 +89,14 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     comes first in `CPU_PARTS`, then to a layer without layers inside it, since threads of a pool compute the layers of
     a model that is open on another thread, then to the layer that starts first.
     """
-    segments = _segments(attribution, by_node=True)
     found = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.forest.layers_of_nodes()
-    for (process, device), times in parts.windows.partition_by("process", "device", as_dict=True).items():
-        if parts.of_device((process, device)).is_empty():
-            mine = segments.filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64)))
-            found += _layers(mine, merged(intervals_of(times)), _collectives(parts, process), layers)
+    windows = parts.windows.partition_by("process", "device", as_dict=True)
+    on_cpu = [device for device in windows if parts.of_device(device).is_empty()]
+    segments = _segments(attribution, by_node=True) if on_cpu else pl.DataFrame()
+    for device in on_cpu:
+        mine = segments.filter(pl.col("process").eq_missing(pl.lit(device[0], pl.Int64)))
+        found += _layers(mine, merged(intervals_of(windows[device])), _collectives(parts, device[0]), layers)
     sums = pl.concat(found).group_by("part", "layer", "module").agg(pl.col("ns").sum())
     return sums.filter(pl.col("ns") > 0).sort("ns", "part", "layer", "module", descending=[True, False, False, False])
 

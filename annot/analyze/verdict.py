@@ -168,7 +168,7 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
-    layer = "" if which is None else _layer(facts, which, share)
+    layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
 
 
@@ -182,6 +182,16 @@ def _operator(facts: Facts, least: float) -> str:
     if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
         return ""
     return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
+
+
+def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
+    """The longest operator with matching kernels and its share of the step, in a profile without modules."""
+    if (facts.layers["module"] != "").any():
+        return ""
+    names = set(facts.work.filter(which, pl.col("kernel"))["name"])
+    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(found, None)
+    return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
@@ -200,12 +210,12 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
     rows = facts.work.filter(which, ~pl.col("layer").is_in(_NO_LAYERS))
     return "".join(
-        _named(name, ns / facts.wall_ns, whole) for name, ns in _longest(facts, _folded(facts, rows), "wall_ns")
+        _named(name, ns / facts.wall_ns, whole) for name, ns, _ in _longest(facts, _folded(facts, rows), "wall_ns")
     )
 
 
-def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
-    """The name and the time (ns) of the layer, or of repeated layers, with the most time; none without rows."""
+def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str]]]:
+    """Name, time (ns) and key of the layer, or of repeated layers, with the most time; none without rows."""
     models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
     classes = models["module"].unique().to_list()
     root = classes[0] if len(classes) == 1 else ""
@@ -215,7 +225,9 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]
         sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
-    return [(_short(f"{with_parent(layer, root)} {module}".strip()), time) for layer, module, time in names]
+    return [
+        (_short(f"{with_parent(layer, root)} {module}".strip()), time, (layer, module)) for layer, module, time in names
+    ]
 
 
 def _folded(facts: Facts, rows: pl.DataFrame) -> pl.DataFrame:
@@ -255,17 +267,23 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
     layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
-    parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
     return [
-        f"{ns / wall:.0%} in {name} ({parts})"
-        for name, ns in _longest(facts, layers, "ns")
+        f"{ns / wall:.0%} in {name} ({_phases(layers, *key)})"
+        for name, ns, key in _longest(facts, layers, "ns")
         if ns >= _LEAST_LAYER * wall
     ]
+
+
+def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
+    """The phases of a layer in words, or those of all layers for the pattern of several."""
+    own = rows.filter(pl.col("layer") == layer, pl.col("module") == module)
+    present = set((rows if own.is_empty() else own)["part"])
+    return " and ".join(part for part in ("forward", "backward") if part in present)
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:

@@ -79,7 +79,15 @@ def _host_line(meta: dict[str, Any]) -> str:
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"
-    return f"{duration(times)} in {ranges}{_of_processes(meta)}"
+    return f"{duration(times)} in {ranges}{_of_processes(meta)}{_overlaps(meta)}"
+
+
+def _overlaps(meta: dict[str, Any]) -> str:
+    """Why shares of rows differ from shares of the step: without a GPU they are of the sum over threads."""
+    if meta["kernels"] or meta["copies"] or meta["whole_ns"] <= meta["wall_ns"]:
+        return ""
+    what = "step" if "per_step" in meta else "run"
+    return f". Some ranges overlap: the {what} takes {duration(meta['wall_ns'])}, and shares of rows are of the sum"
 
 
 def _of_processes(meta: dict[str, Any]) -> str:

@@ -288,9 +288,9 @@ class Run(Frames):
         """Return the part of the page data about this profile; `options` of `annot.report.page.data.run_data`."""
         from annot.report.page.data import run_data
 
+        attribution = self.attribution_with_calls  # first, because it serves all views of a profile without steps
         layers = self.view("detail")
-        shown = self.attribution_for(layers.view)
-        return run_data(self.attribution_with_calls, self.path, layers, shown=shown, **options)
+        return run_data(attribution, self.path, layers, shown=self.attribution_for(layers.view), **options)
 
     def _meta(self, attribution: Attribution) -> dict[str, Any]:
         from annot.analyze.tensor_cores import matrix_units
@@ -327,10 +327,11 @@ class Run(Frames):
         steady = steady and self.selection.steps is None
         profile = self._source(calls)
         calls = calls or isinstance(profile, Profile)  # a profile in memory has the names of API calls
-        if (known := self._attributed.get((True, steady))) is None:
-            known = self._attributed.get((calls, steady))
-        if known is None:
-            known = self._attributed[calls, steady] = self._attribute(profile, steady)
+        for key, known in self._attributed.items():
+            # Without steps, those after the warm-up are the whole profile.
+            if key[0] >= calls and (key[1] == steady or known.steps.table.is_empty()):
+                return known
+        known = self._attributed[calls, steady] = self._attribute(profile, steady)
         return known
 
     def _source(self, calls: bool) -> Source:

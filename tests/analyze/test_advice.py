@@ -158,8 +158,8 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(kernels=[("cutlass_80_simt_hgemm_128x64", 900)], text="net.a Linear [64,1024]bf16 |fwd"),
     ),
     "channels_last": (
-        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 100)], text=CONV),
-        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 5)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 948), (LAYOUT, 52)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 952), (LAYOUT, 48)], text=CONV),
     ),
     "cudnn_benchmark": (
         Run(kernels=[(CONV_KERNEL, 900)], text=CONV),

@@ -164,6 +164,15 @@ def test_layers_of_blocks_count_together() -> None:
     assert text == ("Step 900 µs on CPU: 56% backward, and 28% in net.0.h.*.fc.0 Linear (forward and backward).")
 
 
+@pytest.mark.parametrize(("phases", "words"), [(("fwd",), "forward"), (("fwd", "bwd"), "forward and backward")])
+def test_the_phases_of_a_layer_are_those_that_it_has(phases: tuple[str, ...], words: str) -> None:
+    """A fused kernel of the forward pass has no backward, whatever other layers have."""
+    rows = Rows().range("head Linear |bwd", 2000, 2010)
+    for place, phase in enumerate(phases):
+        rows.range(f"a+b Linear |{phase}", 1000 * place, 1000 * place + 900)
+    assert f" in a+b Linear ({words})" in _of(rows.build())
+
+
 @pytest.mark.parametrize("length", [64, 65, 240])
 def test_long_names_are_shortened_in_the_middle(length: int) -> None:
     """A name of 64 characters is whole; of a longer one the verdict has the beginning and the end."""

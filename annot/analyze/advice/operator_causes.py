@@ -25,6 +25,8 @@ _TILE: Final = (128, 128)
 """Output tile of a GEMM whose kernel names none: the usual one of cuBLAS and hipBLASLt for large matrices."""
 _ROWS: Final = 16
 """Rows of the smallest matrix instruction; fewer rows leave it partly empty."""
+_LONG_DEPTH: Final = 4
+"""Ratio of K to rows and columns from which splitting K gives work to more multiprocessors."""
 _MORE_KEYS: Final = 8
 """Keys per query from which attention mostly reads keys and values, as in decoding."""
 _LONG: Final = 4096
@@ -66,13 +68,19 @@ def cause_of(operator: Operator) -> Cause | None:
 
 
 def _low_roof(operator: Operator) -> Cause | None:
-    """A compute-bound operator far below the roof of a known device."""
-    if operator.roof_share is None or operator.memory_bound or operator.roof_share >= _LOW_ROOF:
+    """A compute-bound operator whose kernels that multiply are far below the roof of a known device.
+
+    It saves at most what separates it from `_LOW_ROOF`: a profile does not show that more is possible.
+    """
+    if operator.roof_share is None or operator.memory_bound or not operator.multiplies:
+        return None
+    reached = operator.roof_share / operator.multiplies
+    if reached >= _LOW_ROOF:
         return None
     return Cause(
         "low_efficiency", f"{operator.roof_share:.0%} of the peak of the device at this precision",
         "Let the compiler or the library choose another kernel.",
-        'model = torch.compile(model, mode="max-autotune")', 1 - operator.roof_share,
+        'model = torch.compile(model, mode="max-autotune")', operator.multiplies * (1 - reached / _LOW_ROOF),
     )  # fmt: skip
 
 
@@ -93,9 +101,21 @@ def _gemm(operator: Operator) -> Cause | None:
         return None
     sizes = cost.gemms[0]
     dtype = operator.tag.tensors[0].dtype if operator.tag else ""
-    return _vector(operator, *sizes) or _few_tiles(operator, *sizes) or _misaligned(dtype, *sizes[1:]) or _skinny(
-        operator, *sizes[1:]
-    )  # fmt: skip
+    return (
+        _vector(operator, *sizes)
+        or _few_rows(operator, *sizes)
+        or _few_tiles(operator, *sizes)
+        or _misaligned(dtype, *sizes[1:])
+        or _skinny(operator, *sizes)
+    )
+
+
+def _few_rows(operator: Operator, batch: int, rows: int, columns: int, depth: int) -> Cause | None:
+    """A memory-bound GEMM of so few rows or columns that they leave half of each tile empty; K is not long."""
+    empty = 2 * min(rows, columns) <= min(operator.tile or _TILE)
+    if not empty or depth >= _LONG_DEPTH * max(rows, columns) or "conv" in operator.name:
+        return None
+    return _skinny(operator, batch, rows, columns, depth)
 
 
 def _vector(operator: Operator, batch: int, rows: int, columns: int, depth: int) -> Cause | None:
@@ -119,7 +139,7 @@ def _few_tiles(operator: Operator, batch: int, rows: int, columns: int, depth: i
     known = operator.processors is not None
     if blocks >= processors:
         return _last_wave(blocks, processors) if known and operator.tile else None
-    long = depth >= 4 * max(rows, columns) and "conv" not in operator.name
+    long = depth >= _LONG_DEPTH * max(rows, columns) and "conv" not in operator.name
     split = f" and {operator.splits} splits of K" if operator.splits > 1 else ""
     busy = f"too few for {processors} multiprocessors" if known else "too few to keep a GPU busy"
     words = (
@@ -179,10 +199,18 @@ def _misaligned(dtype: str, rows: int, columns: int, depth: int) -> Cause | None
     )  # fmt: skip
 
 
-def _skinny(operator: Operator, rows: int, columns: int, depth: int) -> Cause | None:
-    """A GEMM with a small dimension, which makes it memory-bound."""
+def _skinny(operator: Operator, batch: int, rows: int, columns: int, depth: int) -> Cause | None:
+    """A GEMM with a small dimension, or a batch of small GEMMs, which makes it memory-bound."""
     if not operator.memory_bound:
         return None
+    if batch > 1 and max(rows, columns, depth) <= min(_TILE):
+        return Cause(
+            "small_batched",
+            f"{batch} small matrix multiplications (M={rows}, N={columns}, K={depth}), memory-bound with "
+            f"{operator.intensity:.3g} FLOPs per byte",
+            "Fuse small matrix multiplications with the operations around them, or combine them into larger ones.",
+            "model = torch.compile(model)",
+        )  # fmt: skip
     name, _ = min((("M", rows), ("N", columns), ("K", depth)), key=lambda named: named[1])
     words = (
         f"a skinny matrix multiplication (M={rows}, N={columns}, K={depth}), memory-bound with "
@@ -282,6 +310,16 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     shared = f" that share {math.prod(key[:-2])} key heads" if math.prod(key[:-2]) < count else ""
     roof = "" if operator.roof_share is None else f" at {operator.roof_share:.0%} of the roof"
     saves = 1 - (operator.roof_share or 0.0)
+    if operator.in_pieces:
+        return Cause(
+            "math",
+            f"attention in separate kernels for matrix multiplication and softmax ({lengths}, {count} heads in total)"
+            f"{roof}, which writes the scores to memory",
+            "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
+            "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
+            "    out = model(x)      # warns why it cannot be used",
+            saves,
+        )  # fmt: skip
     if operator.memory_bound and _MORE_KEYS * length <= source:
         return Cause(
             "decode",

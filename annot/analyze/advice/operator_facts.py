@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.kernel_kinds import MATRIX, classify
+from annot.analyze.kernel_kinds import MATRIX, classify, with_classes
 from annot.analyze.operator_table import operator_table
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.roofs import Peaks
@@ -46,6 +46,8 @@ class Operator:
         processors: number of multiprocessors (AMD: compute units); None: unknown.
         device: name of the device; empty: unknown.
         units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
+        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
+            rest converts or copies.
     """
 
     group: int
@@ -60,6 +62,13 @@ class Operator:
     processors: int | None
     device: str
     units: str
+    multiplies: float = 1.0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
+        kinds = {classify(name).kind for name in self.kernels}
+        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
 
     @property
     def intensity(self) -> float | None:
@@ -125,6 +134,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
             row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
+            row["matrix_ns"] / row["wall_ns"],
         ))  # fmt: skip
     return operators
 
@@ -135,9 +145,11 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
     work = step_work(attribution, windows, table.groups) if table.rows.height else None
     if work is None:
         return table.rows
-    work = work.sort("wall_ns", "name", descending=[True, False])
+    work = with_classes(work).sort("wall_ns", "name", descending=[True, False])
     work = work.group_by(group="node", maintain_order=True).agg(
-        pl.col("wall_ns").sum(), kernels=pl.col("name").filter("kernel")
+        pl.col("wall_ns").sum(),
+        kernels=pl.col("name").filter("kernel"),
+        matrix_ns=pl.col("wall_ns").filter("kernel", pl.col("kind").is_in([*MATRIX, "other"])).sum(),
     )
     times = table.kernels.group_by("group").agg(time_ns=pl.col("gpu_ns").sum())
     rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED]))

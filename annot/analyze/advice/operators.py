@@ -138,9 +138,14 @@ def older_attention(facts: Facts) -> Advice | None:
     """An attention kernel that was written for an older GPU.
 
     Evidence: kernels of FlashAttention-2, or of CUTLASS for Ampere and older, on a device that is Hopper or newer by
-    its name or compute capability, with at least 5 % of the step.
+    its name or compute capability, with at least 5 % of the step. Kernels of few queries do not count, as in decoding:
+    newer kernels compute faster, and read no less.
     """
     predicate = pl.col("kernel") & pl.col("name").str.contains(_OLDER) & ~pl.col("name").str.contains(_NEWER)
+    causes = [(operator, cause_of(operator)) for operator in facts.operators]
+    decodes = [operator for operator, cause in causes if cause is not None and cause.name == "decode"]
+    others = {name for operator in facts.operators if operator not in decodes for name in operator.kernels}
+    predicate &= ~pl.col("name").is_in([name for one in decodes for name in one.kernels if name not in others])
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
     if share < _LEAST / 2:
