@@ -313,8 +313,8 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     if operator.in_pieces:
         return Cause(
             "math",
-            f"attention in separate kernels for matrix multiplication and softmax ({lengths}, {count} heads in all)"
-            f"{roof}: it writes the scores to memory",
+            f"attention in separate kernels for matrix multiplication and softmax ({lengths}, {count} heads in total)"
+            f"{roof}, which writes the scores to memory",
             "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
             "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
             "    out = model(x)      # warns why it cannot be used",
