@@ -161,9 +161,9 @@ def _nodes_and_calls(attribution: Attribution) -> tuple[pl.DataFrame, pl.DataFra
     nodes = {"parent": attribution.forest.nodes.parents, "depth": depths, "shown": shown}
     table = pl.DataFrame(nodes, dict.fromkeys(nodes, pl.Int32))
     tree = attribution.forest.tree
-    of_range, parent = _gather(table["shown"], tree["path"]).fill_null(NONE), tree["parent"]
-    call = outermost(parent, (_gather(of_range, parent) == of_range).fill_null(False))
-    above = _gather(call, parent.gather(call))
+    of_range, around = _gather(table["shown"], tree["path"]).fill_null(NONE), tree["parent"]
+    call = outermost(around, (_gather(of_range, around) == of_range).fill_null(False))
+    above = _gather(call, around.gather(call))
     return table, pl.DataFrame({"node": of_range, "call": call, "above": above})
 
 
