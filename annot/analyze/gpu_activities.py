@@ -32,6 +32,7 @@ __all__ = [
     "sums_by_layer",
 ]
 
+_SLICE: Final = 1 << 20
 _NODES_PER_LEVEL: Final = 1000
 """Number of nodes that Python sums in the time of one vectorised pass over a level of the tree."""
 
@@ -63,12 +64,17 @@ def attributed_kernels(attribution: Attribution, kernels: pl.DataFrame) -> pl.Da
 
 
 def range_self_times(attribution: Attribution) -> pl.DataFrame:
-    """Return the self time of each nested range: node, process_code, step, time_ns."""
+    """Return node, process_code, step and time_ns, the self time of nested ranges; several rows may have one node."""
     forest = attribution.forest
-    tree = forest.tree
-    process = forest.threads.table["process_code"].gather(tree["thread"])
-    step = attribution.steps.at(process, tree["start"]).alias("step")
-    return tree.select(process, step, node="path", time_ns=self_times(forest))
+    process = forest.threads.table["process_code"]
+    ranges = forest.tree.select("thread", "start", node="path", time_ns=self_times(forest))
+    parts = []
+    for part in ranges.iter_slices(_SLICE):  # slices keep temporary columns small
+        codes = process.gather(part["thread"])
+        rows = part.select(codes, attribution.steps.at(codes, part["start"]).alias("step"), "node", "time_ns")
+        parts.append(rows.group_by("node", "process_code", "step").agg(pl.col("time_ns").sum()))
+    schema = dict.fromkeys(("node", "process_code", "step"), pl.Int32) | {"time_ns": pl.Int64}
+    return pl.concat([pl.DataFrame(schema=schema), *parts])
 
 
 def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import polars as pl
@@ -14,7 +13,7 @@ from annot.analyze.roofline import layer_roofline
 from annot.analyze.trace_events import range_blocks
 from annot.analyze.tracks import Tracks
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer
-from annot.attribution.column_ops import NONE
+from annot.attribution.column_ops import NONE, outermost
 
 __all__ = ["SPANS", "Spans", "spans"]
 
@@ -159,18 +158,13 @@ def _nodes_and_calls(attribution: Attribution) -> tuple[pl.DataFrame, pl.DataFra
     for node, parent in enumerate(attribution.forest.nodes.parents):
         depths.append(1 if parent == NONE else depths[parent] + 1)
         shown.append(node if depths[node] <= _DEEPEST else shown[parent])
-    tree = attribution.forest.tree
-    of_range = _gather(pl.Series(shown, dtype=pl.Int32), tree["path"]).fill_null(NONE).to_list()
-    calls: list[int] = []
-    above: list[int | None] = []
-    for row, parent in enumerate(tree["parent"].to_list()):
-        inside = parent != NONE and of_range[parent] == of_range[row]
-        calls.append(calls[parent] if inside else row)
-        above.append(above[parent] if inside else None if parent == NONE else calls[parent])
     nodes = {"parent": attribution.forest.nodes.parents, "depth": depths, "shown": shown}
-    ranges = {"node": of_range, "call": calls, "above": above}
-    as_table = partial(pl.DataFrame, schema_overrides=dict.fromkeys((*nodes, *ranges), pl.Int32))
-    return as_table(nodes), as_table(ranges)
+    table = pl.DataFrame(nodes, dict.fromkeys(nodes, pl.Int32))
+    tree = attribution.forest.tree
+    of_range, parent = _gather(table["shown"], tree["path"]).fill_null(NONE), tree["parent"]
+    call = outermost(parent, (_gather(of_range, parent) == of_range).fill_null(False))
+    above = _gather(call, parent.gather(call))
+    return table, pl.DataFrame({"node": of_range, "call": call, "above": above})
 
 
 def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from annot.analyze.work.call import Work
 from annot.analyze.work.operator_calls import work_of_labels
 from annot.attribution import UNATTRIBUTED, Attribution, column_ops
 from annot.attribution.attribute import self_times
+from annot.attribution.dense_ids import Numbers
 from annot.attribution.layer_tables import NO_OPERATION, phases_of_nodes
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
@@ -74,40 +75,34 @@ def operator_table(attribution: Attribution) -> OperatorTable:
 def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl.Series]:
     """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
     tree, labels = forest.tree, forest.labels
-    is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
+    is_operator = labels["role"].is_in(_ROLES)
     known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
-    top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
-    owns = is_operator.gather(top)
-    label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
+    top = column_ops.outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
     # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
     phases = phases_of_nodes(forest)
     names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
-    number = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64)
-    phase = number.gather(column_ops.known(tree["path"].gather(top))).fill_null(names.to_list().index("other"))
-    key = ((label.cast(pl.Int64) + 1) * len(names) + phase).alias("key")
+    number, other = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64), names.to_list().index("other")
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
-    ranges = pl.DataFrame({"key": key, "calls": first, "host_self_ns": self_times(forest)})
-    parts = [part.group_by("key", maintain_order=True).agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
-    sums = pl.concat(parts or [ranges]).group_by("key", maintain_order=True).agg(pl.all().sum())
-    groups = column_ops.codes(key, sums["key"])
-    label = (sums["key"] // len(names) - 1).cast(pl.Int32).alias("label")
-    sums = sums.select(label, names.gather(sums["key"] % len(names)).alias("phase"), "calls", "host_self_ns")
-    return sums, groups
+    ranges = pl.DataFrame({"top": top, "calls": first, "host_self_ns": self_times(forest)})
+    del top, first  # may have millions of rows
+    keys, groups, parts = Numbers(), [pl.Series("group", dtype=pl.Int32)], list[pl.DataFrame]()
+    for part in ranges.iter_slices(_SLICE):
+        label, path = (tree[name].gather(part["top"]) for name in ("label", "path"))
+        label = pl.select(pl.when(is_operator.gather(label)).then(label).otherwise(column_ops.NONE)).to_series()
+        phase = number.gather(column_ops.known(path)).fill_null(other)
+        groups.append(keys.of((label.cast(pl.Int64) + 1) * len(names) + phase).alias("group"))
+        parts.append(part.select("calls", "host_self_ns", groups[-1]).group_by("group").agg(pl.all().sum()))
+    sums = pl.concat(parts or [ranges.select("calls", "host_self_ns", group="top")])
+    sums = sums.group_by("group").agg(pl.all().sum()).sort("group")
+    label = (keys.known // len(names) - 1).cast(pl.Int32).alias("label")
+    phase = names.gather(keys.known % len(names)).alias("phase")
+    return sums.select(label, phase, "calls", "host_self_ns"), pl.concat(groups)
 
 
 _SCHEMA: Final = {
     "group": pl.Int32, "op": pl.String, "call": pl.String, "inputs": pl.String, "phase": pl.String,
     **dict.fromkeys(("calls", "host_self_ns", *_WORK), pl.Int64),
 }  # fmt: skip
-
-
-def _outermost(parent: pl.Series, inside: pl.Series) -> pl.Series:
-    """Return the row of the closest range around each range that is inside no counted operator, or its own row."""
-    rows = pl.int_range(parent.len(), dtype=pl.Int32, eager=True)
-    top = pl.select(pl.when(inside).then(parent).otherwise(rows).cast(pl.Int32)).to_series()
-    while not (further := top.gather(top)).equals(top):  # each round doubles the distance
-        top = further
-    return top
 
 
 def _row(

@@ -35,8 +35,8 @@ _UNEVEN: Final = 1.25
 """Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
 """Smallest share of the step for which the sentence names a layer."""
-_LONGEST_NAME: Final = 100
-"""Maximum number of characters of the name of a layer."""
+_LONGEST_NAME: Final = 64
+"""Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
 _OF_LAYERS: Final = ("forward", "backward", "recompute")
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
@@ -78,7 +78,7 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
-    if facts.wall_ns and not facts.on_device and not facts.on_cpu:
+    if not facts.is_time_known:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
@@ -168,7 +168,7 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
-    layer = "" if which is None else _layer(facts, which, share)
+    layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
 
 
@@ -181,7 +181,17 @@ def _operator(facts: Facts, least: float) -> str:
     kind = _longest_kind(facts, "")[0]
     if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
         return ""
-    return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
+    return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
+
+
+def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
+    """The longest operator with matching kernels and its share of the step, in a profile without modules."""
+    if (facts.layers["module"] != "").any():
+        return ""
+    names = set(facts.work.filter(which, pl.col("kernel"))["name"])
+    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(found, None)
+    return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
@@ -236,7 +246,7 @@ def _short(name: str) -> str:
 def _named(name: str, share: float, whole: float) -> str:
     if share < _LEAST_LAYER:
         return ""
-    return f", {'most of it in' if share > whole / 2 else 'led by'} {name} ({share:.0%})"
+    return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
 def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
@@ -279,9 +289,11 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
 def _without_times(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
     kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
-    if not kernels or not used or not kernels["ns"]:
+    if not kernels or not used or not kernels["count"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
+    if not kernels["ns"]:
+        return f"{names} on {_device(rows, facts)}: the profile has no times."
     units = matrix_units(facts.attribution.meta)
     share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
     return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}{share}."

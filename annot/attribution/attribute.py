@@ -279,13 +279,14 @@ def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 
 def self_times(forest: Forest) -> pl.Series:
     """Return the host self time of each range of the tree (ns, Int64)."""
-    tree = forest.tree
-    length = tree["end"] - tree["start"]
+    tree = forest.tree.select("parent", length=pl.col("end") - pl.col("start"))
     inside = column_ops.Sums(tree.height)
-    inside.add(tree["parent"], length)
+    inside.add(*tree.get_columns())
     again = overlap(forest.tree, forest.thread_range_count)
-    outside = length - inside.result()
-    return outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"]).alias("host_self_ns")
+    outside = tree.drop_in_place("length") - inside.result()
+    if again.height:  # a copy of all ranges
+        outside = outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"])
+    return outside.alias("host_self_ns")
 
 
 def _depths(forest: Forest) -> pl.Series:

@@ -14,7 +14,8 @@ import polars as pl
 from annot.native import tables
 
 __all__ = [
-    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "order", "parents", "paths",
+    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "order", "outermost",
+    "parents", "paths",
 ]  # fmt: skip
 
 NONE: Final = -1
@@ -40,6 +41,15 @@ def inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
         found |= found.gather(above).fill_null(False)
         above = above.gather(above)
     return found
+
+
+def outermost(parent: pl.Series, goes_up: pl.Series) -> pl.Series:
+    """Return the first row (Int32) from each row upwards, itself included, that does not go up (Boolean)."""
+    rows = pl.int_range(parent.len(), dtype=pl.Int32, eager=True)
+    top = pl.select(pl.when(goes_up).then(parent).otherwise(rows).cast(pl.Int32)).to_series()
+    while not (further := top.gather(top)).equals(top):  # each round doubles the distance
+        top = further
+    return top
 
 
 def codes(values: pl.Series, among: pl.Series) -> pl.Series:

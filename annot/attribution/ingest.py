@@ -134,14 +134,20 @@ _EMPTY: Final = pl.DataFrame(
 )  # fmt: skip
 
 
+def _code_of_texts(texts: pl.Series) -> pl.Series:
+    """Return a number for each text. polars keeps categories, which takes much memory where each text occurs once."""
+    numbers = texts.unique().drop_nulls().alias("text").to_frame().with_row_index("code")
+    return texts.alias("text").to_frame().join(numbers, on="text", how="left", maintain_order="left")["code"]
+
+
 def _distinct(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     """Return the distinct domains, texts and roles (String), and the row of each range in that table.
 
     Ranges are grouped by their text key (see `annot.attribution.bit_layout`).
     """
     text = ranges["text"]
-    text_code = (text.cast(pl.Categorical) if text.dtype == pl.String else text).to_physical().cast(pl.Int64)
-    key = text_code.fill_null(-1) + 1
+    text_code = _code_of_texts(text) if text.dtype == pl.String else text.to_physical()
+    key = text_code.cast(pl.Int64).fill_null(-1) + 1
     if "call" in ranges.columns and ranges["call"].count():
         calls = pl.Enum(ranges["call"].unique().drop_nulls().cast(pl.String))
         call_code = ranges["call"].cast(calls).to_physical().cast(pl.Int64).fill_null(-1) + 1

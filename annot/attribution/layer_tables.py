@@ -23,6 +23,8 @@ __all__ = [
 ]  # fmt: skip
 
 _SHAPES_KEPT: Final = 8
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OPERATIONS: Final = ("operator", "backward")
@@ -166,10 +168,13 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     if not is_operation.gather(tree["label"]).any():
         return pl.DataFrame(schema=_OF_OPERATIONS)
     names = labels.select(op=pl.when(is_operation).then("layer").otherwise(pl.lit(NO_OPERATION)))["op"]
-    op, phases = names.gather(tree["label"]), phases_of_nodes(forest)
+    names, phases = _as_enum(names, NO_OPERATION), _as_enum(phases_of_nodes(forest), "other")
+    op = names.gather(tree["label"])
     first = ~inside_engine_range(tree, labels).alias("calls")  # the others are counted by the engine's range
     phase = phases.gather(column_ops.known(tree["path"])).fill_null("other")
-    parts = [pl.DataFrame([op, phase, first, self_times(forest)]).group_by("op", "phase").agg(pl.all().sum())]
+    ranges = pl.DataFrame([op, phase, first, self_times(forest)])
+    parts = [part.group_by("op", "phase").agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    del ranges, phase, first  # may have millions of rows
     for block in () if attribution.source is None else attribution.source.work_blocks():
         work = attribution.attributor.of(block).filter(~pl.col("left_out"))
         rows = work.select(
@@ -177,6 +182,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
             gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
         )  # fmt: skip
         parts.append(rows.group_by("op", "phase").agg(pl.all().sum()))
+    parts = [part.with_columns(pl.col("op", "phase").cast(pl.String)) for part in parts]
     table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *parts], how="diagonal_relaxed")
     lost = pl.col("phase") == UNATTRIBUTED
     table = table.with_columns(op=pl.when(lost).then("phase").otherwise("op"))
@@ -184,6 +190,11 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     last = pl.col("op").replace_strict({NO_OPERATION: 1, UNATTRIBUTED: 2}, default=0)
     longest = -pl.col("gpu_self_ns", "host_self_ns")
     return without_unknown(table.sort(last, longest, "op", "phase"), attribution.meta)
+
+
+def _as_enum(texts: pl.Series, other: str) -> pl.Series:
+    """Return texts as numbers with names, to which `other` belongs: a text per range takes much memory."""
+    return texts.cast(pl.Enum(pl.concat([texts, pl.Series([other])]).unique(maintain_order=True)))
 
 
 def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:

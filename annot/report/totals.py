@@ -36,7 +36,7 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
     if not report.shares or not (meta["steps"] or meta["kernels"]):
         return None
     parts = sorted(report.shares.items(), key=lambda part: -part[1])
-    return "Step time" if meta["steps"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
+    return "Step time" if meta["step_ns"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:

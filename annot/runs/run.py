@@ -165,14 +165,20 @@ class Run(Frames):
         """The file of the profile; of a URL a temporary copy."""
         return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
-    @cached_property
+    @property
     def verdict(self) -> str:
-        """One sentence: the time of a step, the device, and where most of this time goes; empty: unknown times."""
+        """One sentence: time of a step, device, and where most of this time goes; empty: no kernels or times."""
+        return self._findings[0]
+
+    @cached_property
+    def _findings(self) -> tuple[str, bool]:
+        """The verdict, and whether the time of the devices is known."""
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
         attribution = self.attribution_with_calls
-        return verdict(Facts(attribution, folds_of(attribution)))
+        facts = Facts(attribution, folds_of(attribution))
+        return verdict(facts), facts.is_time_known
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -212,7 +218,8 @@ class Run(Frames):
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
         if advice is not None or view.name == "summary":
-            meta["verdict"] = self.verdict
+            meta["verdict"], is_time_known = self._findings
+            shares = shares if is_time_known else {}
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
@@ -281,9 +288,9 @@ class Run(Frames):
         """Return the part of the page data about this profile; `options` of `annot.report.page.data.run_data`."""
         from annot.report.page.data import run_data
 
+        attribution = self.attribution_with_calls  # first, because it serves all views of a profile without steps
         layers = self.view("detail")
-        shown = self.attribution_for(layers.view)
-        return run_data(self.attribution_with_calls, self.path, layers, shown=shown, **options)
+        return run_data(attribution, self.path, layers, shown=self.attribution_for(layers.view), **options)
 
     def _meta(self, attribution: Attribution) -> dict[str, Any]:
         from annot.analyze.tensor_cores import matrix_units
@@ -320,10 +327,11 @@ class Run(Frames):
         steady = steady and self.selection.steps is None
         profile = self._source(calls)
         calls = calls or isinstance(profile, Profile)  # a profile in memory has the names of API calls
-        if (known := self._attributed.get((True, steady))) is None:
-            known = self._attributed.get((calls, steady))
-        if known is None:
-            known = self._attributed[calls, steady] = self._attribute(profile, steady)
+        for key, known in self._attributed.items():
+            # Without steps, those after the warm-up are the whole profile.
+            if key[0] >= calls and (key[1] == steady or known.steps.table.is_empty()):
+                return known
+        known = self._attributed[calls, steady] = self._attribute(profile, steady)
         return known
 
     def _source(self, calls: bool) -> Source:

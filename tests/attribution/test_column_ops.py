@@ -342,3 +342,18 @@ def test_enclosing_and_innermost(seed: int) -> None:
 def test_ranges_of_processes_out_of_place(name: str, columns: tuple[pl.Series, ...]) -> None:
     with pytest.raises(ValueError, match=r"order|ascend|one of|before"):
         getattr(native, name)(*columns)
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(SEEDS)
+def test_outermost_goes_up_one_row_at_a_time(seed: int) -> None:
+    """The row reached by pointer jumping is that of a walk from parent to parent."""
+    chance = random.Random(seed)
+    parent = [chance.randrange(-1, row) if row else -1 for row in range(chance.randrange(1, 60))]
+    goes_up = [above >= 0 and chance.random() < 0.8 for above in parent]
+    expected = []
+    for row in range(len(parent)):
+        while goes_up[row]:
+            row = parent[row]
+        expected.append(row)
+    assert column_ops.outermost(i32(parent), pl.Series(goes_up, dtype=pl.Boolean)).to_list() == expected

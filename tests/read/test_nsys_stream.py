@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matrices import every_third
 from random_inputs import examples
 from shared_data import shared, unpacked
-from sqlite_profile import SqliteProfile, training
+from sqlite_profile import SqliteProfile, thread, training
 
 from annot.attribution import attribute, by_kernel, by_layer, by_phase, by_step, summarize
 from annot.profile import Source
@@ -152,3 +152,30 @@ def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite_export, "read", None)
     for by in views():
         assert Run(str(path)).view(by, total=True).view.name == by
+
+
+def test_texts_with_numbers_of_their_own_are_not_kept(tmp_path: Path) -> None:
+    """Ranges of emit_nvtx have a text each. polars keeps categories, so a large export must not make these any."""
+    profile, count = SqliteProfile(), 500
+    profile.range("step", 0, 10 * count)  # registered, which is one category
+    for call in range(count):
+        profile.event(59, 10 * call, 10 * call + 5, f"aten::mm, seq = {call}, op_id = {call}", thread(1), domainId=0)
+    streamed = source(profile.write(tmp_path / "large.sqlite"))
+    before = pl.Series(["a name of this test, before"]).cast(pl.Categorical)
+    rows = by_layer(attribute(streamed))
+    after = pl.Series(["a name of this test, after"]).cast(pl.Categorical)
+    assert rows.select("layer", "calls").rows()[0] == ("step", 1)
+    assert int(after.to_physical()[0]) - int(before.to_physical()[0]) < count / 10
+
+
+@pytest.mark.parametrize("text", ["registered", "own"])
+def test_blocks_with_registered_and_own_texts(tmp_path: Path, text: str) -> None:
+    """A block with both kinds of text names every range, whichever of them it begins with."""
+    profile = SqliteProfile()
+    profile.range("registered", 0, 5) if text == "registered" else profile.event(59, 0, 5, "own", thread(1), domainId=0)
+    profile.range("registered", 10, 15)
+    profile.event(59, 20, 25, "own", thread(1), domainId=0)
+    path = profile.write(tmp_path / "mixed.sqlite")
+    assert everything(source(path)) == everything(load(path))
+    calls = dict(by_layer(attribute(source(path))).select("layer", "calls").iter_rows())
+    assert calls == {"registered": 1 + (text == "registered"), "own": 1 + (text == "own")}

@@ -41,7 +41,7 @@ class Names:
 
     def __init__(self, tables: Tables, strings: pl.DataFrame) -> None:
         columns = {name: _COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
-        self._named = pl.DataFrame(schema={"type": pl.Int64})
+        self._named, self._text = pl.DataFrame(schema={"type": pl.Int64}), strings.schema["value"]
         if TABLE in tables.columns:
             rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
             self._named = _with_text(rows, strings).with_columns(pl.col("text").cast(pl.String))
@@ -63,9 +63,7 @@ class Names:
         known = known.unique(keys, keep="last", maintain_order=True)
         numbered = pl.format("{} {}", pl.lit(name), number)
         text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
-        names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text)
-        if rows.schema["text"] == pl.Categorical:
-            names = names.with_columns(pl.col(name).cast(pl.Categorical))
+        names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text.cast(self._text))
         return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 
@@ -117,8 +115,8 @@ def as_marks(events: pl.DataFrame) -> pl.DataFrame:
 
 def _with_text(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
     text = resolve(rows["string"], strings).alias("text")
-    if text.null_count():
-        text = rows.select(pl.coalesce(text, pl.col("text").cast(text.dtype))).to_series()
+    if text.null_count():  # polars keeps every category: texts with a number of their own stay strings
+        text = rows.select(pl.coalesce(text.cast(pl.String), "text").alias("text")).to_series()
     numbers = [name for name in ("domain_id", "category_id") if name in rows.columns]
     rows = rows.drop("string").with_columns(process_of("thread"), text, pl.col(numbers).fill_null(0))
     if "end_thread" not in rows.columns:
