@@ -49,7 +49,7 @@ def test_several_processes_are_sums() -> None:
     lines = _lines(_training(2))
     assert lines["Step"].startswith("Step 9.00 ms of 2 processes on CPU: ")
     assert lines["Host"].endswith("on 2 threads, the sum over 2 processes")
-    assert lines["Processes"] == "Processes: 2. Times are added up; --by-process compares the processes"
+    assert lines["Processes"] == "Processes: 2. Times are sums over processes; --by-process compares the processes"
     ranked = [{"process": one, "pid": one, "name": "", "rank": one - 1} for one in (1, 2)]
     assert _lines(_training(2, processes=ranked))["Step"].startswith("Step 9.00 ms of 2 ranks on CPU: ")
     alone = _lines(_training(1))
