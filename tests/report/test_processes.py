@@ -49,7 +49,7 @@ def test_several_processes_are_sums() -> None:
     lines = _lines(_training(2))
     assert lines["Step"].startswith("Step 9.00 ms of 2 processes on CPU: ")
     assert lines["Host"].endswith("on 2 threads, the sum over 2 processes")
-    assert lines["Processes"] == "Processes: 2. Times are added up; --by-process compares the processes"
+    assert lines["Processes"] == "Processes: 2. Times are sums over processes; --by-process compares the processes"
     ranked = [{"process": one, "pid": one, "name": "", "rank": one - 1} for one in (1, 2)]
     assert _lines(_training(2, processes=ranked))["Step"].startswith("Step 9.00 ms of 2 ranks on CPU: ")
     alone = _lines(_training(1))
@@ -65,7 +65,8 @@ def test_workers_are_beside_the_steps() -> None:
         "on 1 thread, without 2 worker processes that load data (5.000 ms per batch)"
     )
     assert _lines(profile, total=True)["Host"].endswith(
-        "on 3 threads, 40.000 ms of it in 2 worker processes that load data"
+        "on 3 threads, 40.000 ms of it in 2 worker processes that load data. "
+        "Some ranges overlap: the run takes 39.000 ms, and shares of rows are of the sum"
     )
     assert Run(profile).meta["workers"] == {"processes": 2, "fetches": 8, "host_ns": 40 * MS}
 
