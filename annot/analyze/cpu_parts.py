@@ -17,6 +17,7 @@ import polars as pl
 
 from annot.analyze.overlap import exclusive, merged, without
 from annot.analyze.part_names import OTHER
+from annot.analyze.repeated_layers import around_others
 from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE, inside
@@ -85,7 +86,8 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
 
     Only processes without GPU activities count. The times of a part add up to its share of
     `annot.analyze.step_time.step_time`. Where layers of several threads overlap, the time counts to the part that
-    comes first in `CPU_PARTS`, then to the layer that starts first.
+    comes first in `CPU_PARTS`, then to a layer without layers inside it, since threads of a pool compute the layers of
+    a model that is open on another thread, then to the layer that starts first.
     """
     found = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.forest.layers_of_nodes()
@@ -103,14 +105,21 @@ def _layers(
     segments: pl.DataFrame, free: pl.DataFrame, collectives: pl.DataFrame, layers: pl.DataFrame
 ) -> Iterator[pl.DataFrame]:
     """The time of each layer of a process in the free time."""
+    paths = layers["layer"].unique()
+    inner = ~layers["layer"].is_in(paths.filter(around_others(paths)).implode())
+    of_layers = segments.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+    segments = segments.with_columns(is_inner=inner.gather(of_layers).fill_null(False))
     for code, part in enumerate(COMPUTED):
         for waits in (False, True):
             rows = segments.filter((pl.col("part") == code) & (pl.col("waits") == waits))
             usable = without(free, collectives) if waits else free
-            shares = exclusive(rows, usable).select("node", ns="wall_ns")
-            known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-            of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
-            yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
+            for is_inner in (True, False):
+                mine = rows.filter(pl.col("is_inner") == is_inner)
+                shares = exclusive(mine, usable).select("node", ns="wall_ns")
+                known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+                of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
+                yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
+                usable = without(usable, merged(mine))
             free = without(free, without(merged(rows), collectives) if waits else merged(rows))
 
 

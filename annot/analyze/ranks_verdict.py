@@ -105,7 +105,7 @@ def ranks_verdict(ranks: Mapping[int, RankTimes]) -> str:
         who = "the other one waits" if len(others) == 1 else "the others wait"
         clauses.append(f"{who} {wait:.0%} of the {subject} for it in {_operation(others)}")
     elif (share := median(times.waiting for times in ranks.values())) >= _LEAST:
-        clauses.append(f"{share:.0%} {GPU_PARTS['collectives'].name}, led by {_operation(ranks.values())}")
+        clauses.append(f"{share:.0%} {GPU_PARTS['collectives'].name}, mostly in {_operation(ranks.values())}")
     return f"{subject.capitalize()} {short_time(whole)} {_devices(ranks.values())}: {', and '.join(clauses)}."
 
 

@@ -58,7 +58,8 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
             that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input, else
             the precision in the name of the longest kernel; with ``tensor`` if that kernel uses Tensor Cores; null:
             unknown, as for layers without kernels and dtypes, and for kernels whose names do not show the unit.
-        roof_share: achieved performance relative to the roof at this intensity, 0 to 1.
+        roof_share: achieved performance relative to the roof at this intensity; above 1 if the tensors come from a
+            cache, or if the device is faster than its peaks.
         bound: compute, memory, launch (the device waits longer than it works, mostly for launches), host (it waits
             mostly for other CPU code, such as memory allocation) or null.
     """

@@ -35,8 +35,8 @@ _UNEVEN: Final = 1.25
 """Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
 """Smallest share of the step for which the sentence names a layer."""
-_LONGEST_NAME: Final = 100
-"""Maximum number of characters of the name of a layer."""
+_LONGEST_NAME: Final = 64
+"""Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
 _OF_LAYERS: Final = ("forward", "backward", "recompute")
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
@@ -78,9 +78,9 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
-    if facts.wall_ns and not facts.on_device and not facts.on_cpu:
+    if not facts.is_time_known:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    on_device = [*_outside_ranges(facts), _busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
+    on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
@@ -137,16 +137,18 @@ def _outside_ranges(facts: Facts) -> list[str]:
     return [f"{share:.0%} of the GPU time lies outside any range"]
 
 
-def _busy(rows: _Rows, facts: Facts) -> str:
-    """How much of the time devices are idle, and mostly why."""
+def _busy(rows: _Rows, facts: Facts) -> list[str]:
+    """How much of the time devices are idle, and mostly why. Totals do not show that."""
+    if facts.attribution.meta.get("totals"):
+        return []
     busy = rows["gpu", "busy"]
     idle, several = 1 - busy["share"], busy["count"] > 1
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
-        return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
+        return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
     cause, share = max(facts.idle.items(), key=lambda part: part[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
-    return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
+    return [f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"]
 
 
 def _work(rows: _Rows, facts: Facts) -> list[str]:
@@ -166,7 +168,7 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
-    layer = "" if which is None else _layer(facts, which, share)
+    layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
 
 
@@ -179,7 +181,17 @@ def _operator(facts: Facts, least: float) -> str:
     kind = _longest_kind(facts, "")[0]
     if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
         return ""
-    return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
+    return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
+
+
+def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
+    """The longest operator with matching kernels and its share of the step, in a profile without modules."""
+    if (facts.layers["module"] != "").any():
+        return ""
+    names = set(facts.work.filter(which, pl.col("kernel"))["name"])
+    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(found, None)
+    return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
@@ -198,12 +210,12 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
     rows = facts.work.filter(which, ~pl.col("layer").is_in(_NO_LAYERS))
     return "".join(
-        _named(name, ns / facts.wall_ns, whole) for name, ns in _longest(facts, _folded(facts, rows), "wall_ns")
+        _named(name, ns / facts.wall_ns, whole) for name, ns, _ in _longest(facts, _folded(facts, rows), "wall_ns")
     )
 
 
-def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
-    """The name and the time (ns) of the layer, or of repeated layers, with the most time; none without rows."""
+def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str]]]:
+    """Name, time (ns) and key of the layer, or of repeated layers, with the most time; none without rows."""
     models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
     classes = models["module"].unique().to_list()
     root = classes[0] if len(classes) == 1 else ""
@@ -213,7 +225,9 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]
         sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
-    return [(_short(f"{with_parent(layer, root)} {module}".strip()), time) for layer, module, time in names]
+    return [
+        (_short(f"{with_parent(layer, root)} {module}".strip()), time, (layer, module)) for layer, module, time in names
+    ]
 
 
 def _folded(facts: Facts, rows: pl.DataFrame) -> pl.DataFrame:
@@ -232,7 +246,7 @@ def _short(name: str) -> str:
 def _named(name: str, share: float, whole: float) -> str:
     if share < _LEAST_LAYER:
         return ""
-    return f", {'most of it in' if share > whole / 2 else 'led by'} {name} ({share:.0%})"
+    return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
 def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
@@ -253,25 +267,33 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
     layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
-    parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
     return [
-        f"{ns / wall:.0%} in {name} ({parts})"
-        for name, ns in _longest(facts, layers, "ns")
+        f"{ns / wall:.0%} in {name} ({_phases(layers, *key)})"
+        for name, ns, key in _longest(facts, layers, "ns")
         if ns >= _LEAST_LAYER * wall
     ]
+
+
+def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
+    """The phases of a layer in words, or those of all layers for the pattern of several."""
+    own = rows.filter(pl.col("layer") == layer, pl.col("module") == module)
+    present = set((rows if own.is_empty() else own)["part"])
+    return " and ".join(part for part in ("forward", "backward") if part in present)
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
     kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
-    if not kernels or not used or not kernels["ns"]:
+    if not kernels or not used or not kernels["count"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
+    if not kernels["ns"]:
+        return f"{names} on {_device(rows, facts)}: the profile has no times."
     units = matrix_units(facts.attribution.meta)
     share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
     return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}{share}."

@@ -20,7 +20,7 @@ from annot.attribution.parsed_labels import EPOCH
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
 from annot.attribution.step_windows import time_outside_steps
-from annot.attribution.steps import Steps, find_steps
+from annot.attribution.steps import Steps, find_steps, without_steps
 from annot.errors import AnnotError
 from annot.labels.tag import COMPILED
 from annot.profile import Source
@@ -194,7 +194,11 @@ def _forests(
 ) -> tuple[Forest, Forest, Steps]:
     """Return the ranges of all steps, the ranges of the selected steps, and all steps."""
     forest = _forest(source, domain)
-    found = find_steps(forest, step_range, None if steps == STEADY else steps)
+    choice = None if steps == STEADY else steps
+    if step_range is None and source.meta.get("totals"):
+        found = without_steps("each range of the profile stands for all its calls", choice)
+    else:
+        found = find_steps(forest, step_range, choice)
     if step_range is not None and found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
     if step_kind is not None or (steps == STEADY and found.kinds.height > 1):

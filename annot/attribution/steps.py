@@ -17,7 +17,7 @@ from annot.attribution.step_sequences import repetition
 from annot.labels.plain_names import WARM_UP
 from annot.labels.serving import serving_step
 
-__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "steady_steps", "step_slice"]
+__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "steady_steps", "step_slice", "without_steps"]
 
 _TABLE: Final[dict[str, type[pl.DataType]]] = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
@@ -151,6 +151,11 @@ class Steps:
     def steady(self) -> pl.DataFrame:
         """Return the selected rows of `table` that `steady_steps` returns."""
         return steady_steps(self.chosen())
+
+
+def without_steps(why: str, choice: slice | None = None) -> Steps:
+    """Return no steps, for this reason. `choice` is that of `Steps`."""
+    return Steps(pl.DataFrame(schema=_TABLE | SIZES | {"warmup": pl.Boolean}), "", choice, missing=why)
 
 
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:

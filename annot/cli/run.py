@@ -2,8 +2,8 @@
 
 Arguments, streams and signals of the command are unchanged. annot run returns the exit status of the command, also if
 its profile cannot be written: 128+n after signal n, 127 if the command is not found, 126 if it is not executable. A
-command that records nothing leaves no profile. The report goes to standard output on a
-terminal, else to standard error, so that the output of the command can be piped.
+command that records nothing leaves no profile. The report goes to standard output on a terminal, else to standard
+error, so that the output of the command can be piped.
 """
 
 from __future__ import annotations
@@ -140,12 +140,17 @@ def _explain_nothing(outcome: Outcome, collected: Collected, *, layers: bool) ->
 def _print_report(profile: Path) -> int:
     """Print the report, and return the number of its processes, 0 if unknown.
 
-    An error in the report is a message and does not change the exit status.
+    An error in the report, also an unexpected one, is a message and does not change the exit status of the command.
     """
     try:
         from annot.cli.report import print_report
 
         return print_report(profile, console_for(sys.stdout if sys.stdout.isatty() else sys.stderr))
+    except OSError:  # of the output, not of the profile
+        raise
     except (AnnotError, ModuleNotFoundError) as error:
         say(f"no report: {error}")
-        return 0
+    except Exception as error:
+        command = f"annot report {shlex.quote(str(profile))}"
+        say(f"no report: {type(error).__name__}: {error}. {command} shows where it occurs")
+    return 0

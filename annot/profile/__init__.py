@@ -15,6 +15,8 @@ and, if it differs from the default,
 
     host_times  bool          false: the file lacks host times, and the times of ranges and launches are only an order
                               (0, 1, 2, ...)
+    totals      bool          true: the file has totals instead of a timeline. A range or a kernel stands for all its
+                              calls, and the kernels follow each other without a gap
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
     other_devices  dict[str, int]  number of skipped events by device that annot does not support, as {"MTIA": 12}
     software      dict        versions by name, such as {"CUDA": "12.4"}

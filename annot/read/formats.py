@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
+from annot.read import proton
 from annot.read.kineto import reader as kineto
 from annot.read.ncu import csv_export, ncu_rep
 from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
@@ -54,7 +55,8 @@ class Reader(Protocol):
 
 
 _READERS: Final[tuple[Reader, ...]] = (
-    sqlite_file, sqlite_export, nsys_rep, parquet_export, recording, kineto, ncu_rep, csv_export, csv_output, xplane,
+    sqlite_file, sqlite_export, nsys_rep, parquet_export, recording, proton, kineto, ncu_rep, csv_export, csv_output,
+    xplane,
 )  # fmt: skip
 
 # Common files that are not profiles: their first bytes and the error message.
@@ -79,6 +81,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
             - Nsight Compute: report or CSV
             - nvprof: CSV or database
             - TensorFlow or JAX: XPlane
+            - Proton (Triton): tree in JSON or MessagePack
 
     Returns:
         The tables of the profile. Times are in ns.
@@ -132,7 +135,7 @@ def reader_of(path: Path) -> Reader:
             raise AnnotError(f"{path} {verdict}")
     raise AnnotError(
         f"{path} is not a profile in a supported format: it begins with {head[:16]!r}. Expected a profile of Nsight "
-        "Systems, Nsight Compute, nvprof, torch.profiler, the TensorFlow profiler or annot."
+        "Systems, Nsight Compute, nvprof, torch.profiler, the TensorFlow profiler, Proton or annot."
     )
 
 

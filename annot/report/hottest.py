@@ -61,7 +61,8 @@ def named_rows(report: Report) -> Iterator[HotRow]:
     root = model_class(lines)
     for line in lines:
         path = (line.members or [line])[0].key[0]
-        source = next((sources[above] for above in (path, *layer_path.above(path)) if above in sources), "")
+        around = (path, *layer_path.above(path)) if line.is_layer else ()  # an optimizer is in no class of the model
+        source = next((sources[above] for above in around if above in sources), "")
         name, module = title(next(iter(line.phases.values())))
         yield _hot_row(line, layer_path.with_parent(name, root), module, report, source)
     for line in other_lines(report.tree_rows, report.every):

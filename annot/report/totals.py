@@ -36,7 +36,7 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
     if not report.shares or not (meta["steps"] or meta["kernels"]):
         return None
     parts = sorted(report.shares.items(), key=lambda part: -part[1])
-    return "Step time" if meta["steps"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
+    return "Step time" if meta["step_ns"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
@@ -79,7 +79,15 @@ def _host_line(meta: dict[str, Any]) -> str:
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"
-    return f"{duration(times)} in {ranges}{_of_processes(meta)}"
+    return f"{duration(times)} in {ranges}{_of_processes(meta)}{_overlaps(meta)}"
+
+
+def _overlaps(meta: dict[str, Any]) -> str:
+    """Why shares of rows differ from shares of the step: without a GPU they are of the sum over threads."""
+    if meta["kernels"] or meta["copies"] or meta["whole_ns"] <= meta["wall_ns"]:
+        return ""
+    what = "step" if "per_step" in meta else "run"
+    return f". Some ranges overlap: the {what} takes {duration(meta['wall_ns'])}, and shares of rows are of the sum"
 
 
 def _of_processes(meta: dict[str, Any]) -> str:

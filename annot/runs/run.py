@@ -165,14 +165,20 @@ class Run(Frames):
         """The file of the profile; of a URL a temporary copy."""
         return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
-    @cached_property
+    @property
     def verdict(self) -> str:
-        """One sentence: the time of a step, the device, and where most of this time goes; empty: unknown times."""
+        """One sentence: time of a step, device, and where most of this time goes; empty: no kernels or times."""
+        return self._findings[0]
+
+    @cached_property
+    def _findings(self) -> tuple[str, bool]:
+        """The verdict, and whether the time of the devices is known."""
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
         attribution = self.attribution_with_calls
-        return verdict(Facts(attribution, folds_of(attribution)))
+        facts = Facts(attribution, folds_of(attribution))
+        return verdict(facts), facts.is_time_known
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -212,7 +218,8 @@ class Run(Frames):
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
         if advice is not None or view.name == "summary":
-            meta["verdict"] = self.verdict
+            meta["verdict"], is_time_known = self._findings
+            shares = shares if is_time_known else {}
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")

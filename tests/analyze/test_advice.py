@@ -158,8 +158,8 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(kernels=[("cutlass_80_simt_hgemm_128x64", 900)], text="net.a Linear [64,1024]bf16 |fwd"),
     ),
     "channels_last": (
-        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 100)], text=CONV),
-        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 5)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 948), (LAYOUT, 52)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 952), (LAYOUT, 48)], text=CONV),
     ),
     "cudnn_benchmark": (
         Run(kernels=[(CONV_KERNEL, 900)], text=CONV),
@@ -209,7 +209,7 @@ def test_evidence_has_the_numbers() -> None:
     """What is said is what the profile holds."""
     assert _said(Run(wait=300))["data_loading"].evidence == (
         "25% of step time is spent waiting for data, 300 µs in each of 4 steps; the profile does not show whether "
-        "worker processes fetch it"
+        "worker processes load the data"
     )
     graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
     assert graphs.evidence == (
@@ -452,3 +452,12 @@ def test_waits_are_read_from_exports(tmp_path: Path) -> None:
         row["end"] = row["start"] + (row["end"] - row["start"]) // 20
     said = {advice.rule: advice for advice in advise(attribute(load(profile.write(tmp_path / "run.sqlite"))))}
     assert said["synchronous_copies"].evidence.startswith("45% of step time is spent synchronising, 1.0 times per step")
+
+
+def test_launch_bound_and_cpu_bound_runs() -> None:
+    """A run is bound by what takes longer: waiting for launches of less than 1 ms, or for other code of the CPU."""
+    short, long = (_said(Run(kernels=[(TENSOR, 100)] * 9, gap=gap))["host_bound"] for gap in (900, 1100))
+    assert short.advice.endswith("the run is launch-bound.")
+    assert "is spent waiting for launches of " in short.evidence
+    assert long.advice.endswith("the run is CPU-bound.")
+    assert "is spent waiting for the CPU" in long.evidence

@@ -105,20 +105,20 @@ def test_evidence_has_the_numbers() -> None:
         "50% of step time is exposed communication in gloo all_reduce, 100% of the backward pass"
     )
     assert one["threads"].evidence == (
-        "PyTorch computes with 2 threads in each of 2 ranks on 2 cores, and 50% of step time computes forward, "
-        "backward and optimizer"
+        "PyTorch computes with 2 threads in each of 2 ranks on 2 cores, and forward, backward and "
+        "optimizer take 50% of step time"
     )
     assert "OMP_NUM_THREADS=1" in one["threads"].code
     data = _said(_profile(499_000, data=1_500_000))["data_loading"]
     assert data.evidence == (
         "75% of step time is spent waiting for data, 1.50 ms in each of 8 steps, while the rest of a step takes "
-        "500 µs; the profile does not show whether worker processes fetch it"
+        "500 µs; the profile does not show whether worker processes load the data"
     )
     assert "num_workers=2," in data.code
     few = _said(_profile(cpu={"threads": 1, "cores": 4}))["threads"]
     assert few.saves == pytest.approx(0.75)
     small = _said(_profile(300_000, calls=20))["small_layers"]
-    assert "20 calls of layers per step that take 15 µs each" in small.evidence
+    assert "20 short calls of layers per step. Each takes 15 µs" in small.evidence
     assert "batch_size=128)      # 64 now" in small.code
 
 
@@ -127,9 +127,9 @@ def test_code_outside_the_layers_inside() -> None:
     profile = _attention(300_000, text="qkv LayerNorm [64,1024]f32 |fwd")
     one, fusion = (_said(profile)[rule] for rule in ("own_code", "fusion"))
     assert one.advice == "Find the slow operation in Attention.forward."
-    assert one.evidence == "30% of step time is spent in h.*.attn Attention itself, outside the layers inside it"
+    assert one.evidence == "30% of step time is spent in h.*.attn Attention itself, outside its submodules"
     assert (one.saves, one.layers) == (0.3, [f"h.{block}.attn" for block in range(5)])
-    assert "30% in the code of layers outside the layers inside them" in fusion.evidence
+    assert "30% in the forward methods of other layers, outside their submodules" in fusion.evidence
     assert fusion.saves == pytest.approx(0.55)
     assert verdict(Facts(attribute(profile))).endswith("and 30% in h.*.attn Attention itself (forward).")
 
@@ -150,13 +150,13 @@ def _with_workers(workers: int, epochs: int = 1, cores: int = 2) -> Profile:
 def test_present_workers_are_no_advice() -> None:
     """With a worker per core, advice is about their start in each epoch, or else about what they load."""
     more = _said(_with_workers(1))["data_loading"]
-    assert "; 1 worker of the DataLoader fetches it" in more.evidence
+    assert "; 1 DataLoader worker loads the data" in more.evidence
     assert (more.advice, more.code) == (
         "Load data in more worker processes.", "DataLoader(dataset, num_workers=2, persistent_workers=True)",
     )  # fmt: skip
     assert "num_workers=6," in _said(_with_workers(2, cores=6))["data_loading"].code
     again = _said(_with_workers(2, epochs=4))["data_loading"]
-    assert "; 2 workers of the DataLoader fetch it" in again.evidence
+    assert "; 2 DataLoader workers load the data" in again.evidence
     assert again.advice.startswith("Keep the worker processes of the DataLoader between epochs")
     assert again.code == "DataLoader(dataset, num_workers=2, persistent_workers=True)"
     cheaper = _said(_with_workers(2))["data_loading"]

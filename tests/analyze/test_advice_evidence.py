@@ -94,7 +94,7 @@ def test_evidence_of_real_profiles(folder: Path) -> None:
     """Loaders, memory and operations are those of the raw events."""
     loading = _advice(SPEAKS["data_loading"], folder)["data_loading"]
     assert loading.advice == "Load data in worker processes, before the step needs it."
-    assert loading.evidence.endswith("; the process itself fetches it")
+    assert loading.evidence.endswith("; the process itself loads the data")
     reduce = _advice(SPEAKS["collectives"], folder)["collectives"]
     assert "6% of step time is exposed communication in all_reduce" in reduce.evidence
     assert "bucket_cap_mb" in reduce.code
@@ -180,18 +180,18 @@ def _marked(**facts: int) -> dict[str, object]:
 def test_workers_that_are_not_seen_may_exist() -> None:
     """Advice depends on what the profile shows of the loader."""
     unknown = _loading()
-    assert unknown.evidence.endswith("the profile does not show whether worker processes fetch it")
-    assert "if the loader has some, in more of them" in unknown.advice
+    assert unknown.evidence.endswith("the profile does not show whether worker processes load the data")
+    assert "or in more of them if the loader has some" in unknown.advice
     none = _loading(_marked())
-    assert none.evidence.endswith("; the process itself fetches it")
+    assert none.evidence.endswith("; the process itself loads the data")
     assert none.advice.startswith("Load data in worker processes,")
     more = _loading(_marked(workers=3))
-    assert more.evidence.endswith("; 3 workers of the DataLoader fetch it")
+    assert more.evidence.endswith("; 3 DataLoader workers load the data")
     assert more.advice == "Load data in more worker processes."
     enough = _loading(_marked(workers=8))
     assert enough.advice.startswith("Make loading cheaper")
     several = _loading(text="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    assert several.evidence.endswith("; worker processes of the DataLoader fetch it")
+    assert several.evidence.endswith("; worker processes of the DataLoader load the data")
     assert several.advice.startswith("Load data in more worker processes, or")
 
 

@@ -139,7 +139,7 @@ def test_words_about_attention(tmp_path: Path) -> None:
     values = ["", "", "", "0.", "True"]
     name, key = "aten::_scaled_dot_product_flash_attention", [2, 4, 128, 64]
     said = _said(OperatorTrace().op(name, [2, 16, 128, 64], key, key, values=values), tmp_path)
-    words = "short sequences (length 128, causal, 32 heads in all that share 8 heads of keys)"
+    words = "short sequences (length 128, causal, 32 heads in total that share 8 key heads)"
     assert words in said["attention_shape"].evidence
 
 
@@ -153,7 +153,9 @@ def test_experts(tokens: int, chosen: int, cause: str, tmp_path: Path) -> None:
     trace = OperatorTrace().op("vllm::fused_moe", *shapes)
     assert _cause(trace, tmp_path) == cause
     said = _said(trace, tmp_path)["experts_shape"]
-    assert f"top-{chosen} of 16 experts, {tokens} tokens: {tokens * chosen / 16:.0f} token rows" in said.evidence
+    sparse = "sparse " if chosen == 1 else ""
+    words = f"{tokens} tokens with {sparse}top-{chosen} routing to 16 experts, a mean of {tokens * chosen / 16:.0f} per"
+    assert words in said.evidence
 
 
 @pytest.mark.parametrize(("us", "advised"), [(110, True), (90, False)])
@@ -237,14 +239,14 @@ def test_weights_of_experts_by_index(weights: list[int], us: int, speaks: bool, 
 
 
 PLANTED = {
-    "conv_01_large_spatial_small_ch": r"\[1,3,2048,2048\]f32.*3 input channels on a large extent",
+    "conv_01_large_spatial_small_ch": r"\[1,3,2048,2048\]f32.*only 3 input channels on an input of 2048x2048",
     "conv_03_asymmetric_kernel": r"\[512,256,1,7\]f32.*asymmetric",
     "conv_05_pointwise_1x1": r"\[2048,1024,1,1\]f32.*pointwise \(1x1\)",
     "conv_07_transposed": r"\[4,512,8,8\]f32.*transposed convolution",
     "gemm_01_compute_few_tiles": r"\[256,131072\]bf16 x \[131072,512\]bf16.*only 4 output tiles",
     "gemm_03_compute_misaligned": r"\[4097,4097\]bf16.*not multiples of 8",
-    "moe_01_many_experts_few_tokens": r"\[16,4096\]bf16.*64 experts, 16 tokens.*few tokens for many experts",
-    "moe_03_top1_sparse": r"\[512,7168\]bf16.*top-1 of 16 experts.*sparse",
+    "moe_01_many_experts_few_tokens": r"\[16,4096\]bf16.*few tokens for many experts \(16 tokens.*64 experts",
+    "moe_03_top1_sparse": r"\[512,7168\]bf16.*few tokens.*sparse top-1 routing to 16 experts",
     "moe_05_large_capacity": r"\[4096,8192\]bf16.*large capacity",
     "sdpa_01_long_seq_low_eff": r"\[1,32,32768,128\]bf16.*long sequence.*20% of the roof",
     "sdpa_03_short_seq_overhead": r"\[16,32,128,128\]bf16.*short sequences.*overhead",
@@ -276,3 +278,12 @@ def test_an_older_kernel_in_a_real_profile() -> None:
     found = next(advice for advice in said if advice.rule == "older_attention")
     assert "kernels of FlashAttention-2 on NVIDIA H100" in found.evidence
     assert "Attention" in found.layers[0]
+
+
+@pytest.mark.parametrize(("tensors", "shown"), [(2, "[8,8]bf16 x [8,8]bf16"), (3, "[8,8]bf16 x [8,8]bf16 x …")])
+def test_verdicts_show_two_shapes(tensors: int, shown: str, tmp_path: Path) -> None:
+    """The verdict has two shapes of an operator, the evidence all of up to four."""
+    shapes = [[8, 8], [8, 8], [4, 8]][:tensors]
+    facts = Facts(OperatorTrace().op("mine::fused", *shapes).attribution(tmp_path))
+    assert facts.operators[0].title == "mine::fused " + " x ".join(f"[{a},{b}]bf16" for a, b in shapes)
+    assert f"100% goes to mine::fused {shown}." in verdict(facts)

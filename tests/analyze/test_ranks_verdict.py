@@ -74,7 +74,7 @@ def test_real_ranks(tmp_path: Path) -> None:
 def test_the_threshold() -> None:
     """From 5 % of the time of the others, a rank is slow; wait, factor and number of the others are in words."""
     assert _of() == _of(ONE) == ""
-    alike = "no rank is more than 5% slower than the others, and 20% exposed communication, led by all_reduce."
+    alike = "no rank is more than 5% slower than the others, and 20% exposed communication, mostly in all_reduce."
     assert _of(ONE, ONE, ONE) == f"Step 2.00 ms on 3 × A100: {alike}"
     below, above = (replace(ONE, ns=2e6 * share) for share in (1.049, 1.051))
     assert "no rank is more than 5%" in _of(ONE, below, ONE)

@@ -18,6 +18,8 @@ from annot.attribution import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
 from annot.report.terminal.roofline import roofline_report
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 A100 = {
     "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "smCount": 108, "clockRate": 1_410_000_000,
@@ -141,6 +143,17 @@ def test_without_a_precision_only_the_bandwidth_is_a_roof() -> None:
     assert unknown.select("precision", "bound").rows() == [(None, "memory"), (None, None)]
     assert unknown["roof_share"].is_null().to_list() == [False, True]
     assert given.select("precision", "bound").rows() == [(None, "memory"), (None, "memory")]
+
+
+@pytest.mark.parametrize(("share", "said"), [(1.0, False), (1.01, True)])
+def test_shares_above_the_roof_are_explained(share: float, *, said: bool) -> None:
+    """Tensors in a cache move faster than the peak of the memory."""
+    rows = Rows().range("e Embedding [8]i64 num=100 dim=8 |fwd", 0, 9).kernel(1, (10, 20), name="gather")
+    profile = rows.build()
+    speed = layer_roofline(attribute(profile), given_peaks(1e12, 1e12))["bytes_per_s"][0]
+    report = Run(profile, Selection(peaks=given_peaks(1e12, speed / share))).view(columns="roofline")
+    assert report.rows["roof_share"][0] == pytest.approx(share)
+    assert ("Roof above 100%" in repr(report)) == said
 
 
 def test_kernels_tell_the_precision_where_no_shape_does() -> None:

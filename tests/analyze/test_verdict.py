@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from shared_data import shared, unpacked
 from sqlite_profile import training
-from tables import MAIN, Rows
+from tables import ENGINE, MAIN, Rows
 
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.part_names import GPU_PARTS
@@ -164,13 +164,22 @@ def test_layers_of_blocks_count_together() -> None:
     assert text == ("Step 900 µs on CPU: 56% backward, and 28% in net.0.h.*.fc.0 Linear (forward and backward).")
 
 
-@pytest.mark.parametrize("length", [100, 101, 240])
+@pytest.mark.parametrize(("phases", "words"), [(("fwd",), "forward"), (("fwd", "bwd"), "forward and backward")])
+def test_the_phases_of_a_layer_are_those_that_it_has(phases: tuple[str, ...], words: str) -> None:
+    """A fused kernel of the forward pass has no backward, whatever other layers have."""
+    rows = Rows().range("head Linear |bwd", 2000, 2010)
+    for place, phase in enumerate(phases):
+        rows.range(f"a+b Linear |{phase}", 1000 * place, 1000 * place + 900)
+    assert f" in a+b Linear ({words})" in _of(rows.build())
+
+
+@pytest.mark.parametrize("length", [64, 65, 240])
 def test_long_names_are_shortened_in_the_middle(length: int) -> None:
-    """A name of 100 characters is whole; of a longer one the verdict has the beginning and the end."""
+    """A name of 64 characters is whole; of a longer one the verdict has the beginning and the end."""
     path = "call." + "f4ii27ddivzk" * 20
     name = f"{path[: length - 7]} Linear"
     text = _of(Rows().range(f"{name} |fwd", 0, 1000).build())
-    shown = name if length == 100 else f"{name[:49]}…{name[-50:]}"
+    shown = name if length == 64 else f"{name[:31]}…{name[-32:]}"
     assert f"and 100% in {shown} (forward)" in text
 
 
@@ -179,6 +188,8 @@ def test_profiles_without_times() -> None:
     assert _of(Profile.build({})) == ""
     rows = Rows().range("fc Linear |fwd", 0, 9, MAIN).kernel(1, (2, 8), name="volta_h884gemm_128x64")
     assert "on Tensor Cores" in _of(rows.build(host_times=False))
+    counted = load(Path(__file__).parents[1] / "data" / "nvprof_alexnet_flops.csv")
+    assert re.fullmatch(r"\d+ kernels on .*: the profile has no times\.", _of(counted))
 
 
 def test_reports_begin_with_it(
@@ -239,3 +250,10 @@ def test_most_gpu_time_outside_ranges_comes_first(outside: int, begins: str) -> 
 
 def test_without_ranges_nothing_lies_outside_them() -> None:
     assert "outside any range" not in _of(Rows().kernel(5, (6, 26)).build())
+
+
+def test_layers_on_threads_of_a_pool() -> None:
+    """A layer on another thread has its time, not the model that is open on the thread that waits for it."""
+    rows = Rows().range("model Sequential |fwd", 0, 1000 * US, MAIN)
+    rows.range("model/conv Conv2D |fwd", 100 * US, 900 * US, ENGINE)
+    assert _of(rows.build()) == "Run 1.00 ms on CPU: 100% forward, and 80% in model/conv Conv2D (forward)."

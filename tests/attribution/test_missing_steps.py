@@ -96,3 +96,26 @@ def test_steps_with_less_than_half_of_the_gpu_time() -> None:
 def test_gpu_time_without_a_known_launch_may_belong_to_the_steps() -> None:
     rows = with_gpu_time_outside(50).kernel(None, (2000, 4000))
     assert attribute(rows.build()).steps.table.height == 5
+
+
+@pytest.mark.parametrize(("calls", "steps"), [(1, 0), (2, 0), (5, 5)])
+def test_ranges_of_an_optimizer_alone(calls: int, steps: int) -> None:
+    """They are runs of one phase; as steps they are a pattern like any other."""
+    rows = Rows()
+    for call in range(calls):
+        rows.range("Optimizer Adam |opt", 100 * call, 100 * call + 10)
+    assert by_step(attribute(rows.build())).height == steps
+
+
+SUM = "the step takes 0.05 µs, and shares of rows are of the sum"
+
+
+@pytest.mark.parametrize(("length", "words"), [(0, ""), (1, SUM)])
+def test_host_time_of_threads_that_is_longer_than_the_steps(length: int, words: str) -> None:
+    """Shares of rows are of the sum over threads then, those of the verdict of the step; the host line says so."""
+    rows = Rows()
+    for step in range(6):
+        rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + 50)
+        rows.range("fc Linear |fwd", 1000 * step + 10, 1000 * step + 10 + length, thread=102)
+    line = dict(totals(Run(rows.build()).view()))["Host per step, mean of 6"]
+    assert line.partition("Some ranges overlap: ")[2] == words, line

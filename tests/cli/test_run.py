@@ -16,6 +16,7 @@ from matrices import every_third
 
 import annot.collect.run as runner
 from annot import load
+from annot.cli.run import _print_report
 
 pytest_plugins = ["small_disks"]
 
@@ -425,3 +426,16 @@ def test_profile_says_where_it_comes_from(tmp_path):
 def test_shell_status():
     """Return codes of children become what a shell shows."""
     assert [runner.shell_status(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+
+
+def test_an_unexpected_error_of_the_report_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The exit status stays that of the command, whatever fails in the report."""
+
+    def fail(*_: object) -> int:
+        raise RuntimeError("a column is missing")
+
+    monkeypatch.setattr("annot.cli.report.print_report", fail)
+    assert _print_report(tmp_path / "run.sqlite") == 0
+    assert "no report: RuntimeError: a column is missing. annot report " in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_schemas_are_those_of_the_tables(by: Any, tmp_path: Path) -> None:
         assert {name: TYPES[dtype] for name, dtype in report.rows.schema.items()}.items() <= described.items()
     if by == "layer":
         keys = re.findall(r"^\| `(\w+)` \| [^|]* \|$", text.partition("| key of `meta`")[2], re.M)
-        assert set(keys) == {"schema", "advice", "per_step", "verdict", *report.meta}
+        assert set(keys) == {"schema", "advice", "per_step", "verdict", "peaks", *report.meta}
 
 
 def test_runner_sees_what_fails(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_advice_for_slow_data(slow_data: Path) -> None:
     advice = Run(slow_data).advice
     assert advice["rule"][0] == "data_loading"
     assert "num_workers=" in advice["code"][0]
-    assert advice["evidence"][0].endswith("; the process itself fetches it")
+    assert advice["evidence"][0].endswith("; the process itself loads the data")
     assert "pin_memory" not in advice["code"][0]
     assert "optimizer" not in advice["rule"]
 

@@ -31,6 +31,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 CASES = {
     "nsys": 120, "nvprof": 120, "kineto": 500, "ncu_csv": 180, "nvprof_csv": 200, "xplane": 300, "nsys_real": 20,
     "kineto_real": 40, "parts": 12, "parquet": 4, "ncu_rep": 6, "nsys_rep": 2, "bomb": 4,
+    "proton": 200,
 }  # fmt: skip
 EXAMPLES = 250
 QUICK = ("nsys", "parts")
@@ -108,7 +109,7 @@ assert seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nsys", "nvprof", "kineto", "ncu_csv", "nvprof_csv", "xplane"])
+@pytest.mark.parametrize("kind", ["nsys", "nvprof", "kineto", "ncu_csv", "nvprof_csv", "xplane", "proton"])
 def test_reading_runs_nothing(kind: str, tmp_path: Path) -> None:
     """Reading compiles, executes, unpickles, starts and writes nothing."""
     result = _python("-c", WATCHED, str(tmp_path), kind, str(examples(30)))
@@ -127,7 +128,18 @@ SPAN = st.fixed_dictionaries(
     {"ph": st.just("X"), "cat": st.sampled_from(["cpu_op", "kernel", "cuda_runtime", "user_annotation"])},
     optional=dict.fromkeys(KEYS[2:], ANYTHING),
 )
-MAGIC = (b"", b"SQLite format 3\0", b"NVR\0", b'{"traceEvents":[', b"\x1f\x8b", b"\x0a\x10\x12\x09/host:CPU", b"==1==")
+MAGIC = (
+    b"",
+    b"SQLite format 3\0",
+    b"NVR\0",
+    b'{"traceEvents":[',
+    b"\x1f\x8b",
+    b"\x0a\x10\x12\x09/host:CPU",
+    b"==1==",
+    b'[{"frame":{',
+    b'[{"frame":{"name":"a"},"metrics":{',
+    b"\x91\x81\xa5frame",
+)
 
 
 @settings(deadline=None, database=None, derandomize=True, max_examples=examples(EXAMPLES))

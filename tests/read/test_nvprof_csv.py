@@ -17,6 +17,7 @@ from random_inputs import examples
 from refusals import refusal
 
 from annot import correlate
+from annot.cli.main import main
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nvprof import csv_output
@@ -230,3 +231,11 @@ def test_any_text_ends_in_a_profile_or_one_sentence(tmp_path_factory: pytest.Tem
     cut = len(text) * 7 % len(whole)
     path.write_bytes((whole[:cut] + text + whole[cut:]).encode("utf-8", "replace"))
     assert str(path) in refusal(csv_output, path)
+
+
+@pytest.mark.parametrize("name", ["nvprof_summary.csv", "nvprof_gpu_trace.csv"])
+def test_a_summary_shows_no_idle_time(name: str, capsys: pytest.CaptureFixture[str]):
+    """The verdict on a trace says how long the GPU was idle. The totals of a summary do not show that."""
+    assert main([str(DATA / name)]) == 0
+    verdict = capsys.readouterr().out.partition("\n")[0]
+    assert ("the GPU idles" in verdict or "the GPU is busy" in verdict) == (name == "nvprof_gpu_trace.csv")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 from matrices import every_third
 from ranked import write_ranks
@@ -29,6 +31,7 @@ from annot.errors import AnnotError
 from annot.report.columns import Formatted
 from annot.report.hottest import hottest_rows, named_rows
 from annot.report.page.data import report_data
+from annot.report.report import Report
 from annot.report.terminal.answer import LINES, print_answer
 from annot.report.terminal.compare import ComparisonReport
 from annot.report.terminal.layout import fitted_table
@@ -67,7 +70,9 @@ def _printed(show: object, width: int) -> list[str]:
 
 def _layers_in(verdict: str) -> Iterable[str]:
     """The layers that a verdict names."""
-    return re.findall(r"(?:most of it in|led by|% in) (.+?)(?: itself)? \((?:\d|forward|backward)", verdict)
+    return re.findall(
+        r"(?:most of it in|the largest share in|% in) (.+?)(?: itself)? \((?:\d|forward|backward)", verdict
+    )
 
 
 @pytest.mark.parametrize("name", every_third(_profiles()))
@@ -81,7 +86,9 @@ def test_real_profiles_have_short_answers(name: str, tmp_path: Path) -> None:
         assert max(map(cell_len, lines)) <= width
         assert lines[-1].endswith(f"{MORE}; reasons and code: --by advice" if report.advice else MORE)
     rows = {f"{row.path} {row.module}".strip() for row in named_rows(report)}
-    assert set(_layers_in(report.meta.get("verdict", ""))) <= rows
+    for layer in _layers_in(report.meta.get("verdict", "")):
+        begin, _, end = layer.partition("…")  # the verdict shortens long names
+        assert any(row == layer or ("…" in layer and row.startswith(begin) and row.endswith(end)) for row in rows)
     times = [row.total_ns for row in hottest_rows(run.view(top=5))]
     assert times == sorted(times, reverse=True)
     assert times[:1] == [max((row.total_ns for row in named_rows(report)), default=0)][: len(times)]
@@ -250,3 +257,70 @@ def test_a_column_to_keep_stays_where_others_give_way(kept: int) -> None:
     shown = fitted_table("Layer", [Text("a" * 40)], columns, [1], 50)
     heads = _printed(lambda console: console.print(shown), 50)[0].split()[1:]
     assert heads == [f"Head{place}" for place in sorted({kept, *[other for other in range(5) if other != kept][:2]})]
+
+
+def _advised(report: Report, width: int, *, verdict: str = "") -> list[str]:
+    """The lines of the advice in the answer of a report with a verdict of some length."""
+    changed = replace(report, meta=report.meta | {"verdict": verdict or report.meta["verdict"]})
+    lines = _printed(partial(print_answer, changed, more=MORE, reasons="--by advice"), width)
+    assert len(lines) <= LINES
+    first = next(number for number, line in enumerate(lines) if line.startswith("Advice: "))
+    return lines[first:-1]
+
+
+def test_advice_is_whole_sentences() -> None:
+    """With less room the layers are left out first, then the second piece; no sentence is cut."""
+    report = Run(_blocks(5).build()).view(brief=True)
+    advice = [
+        {"advice": f"Change the {word} of this model in the first step.", "saves": 0.5, "layers": ["h.3.fc"]}
+        for word in ("width", "depth")
+    ]
+    report = replace(report, advice=advice)
+    texts = [" ".join(line.strip() for line in _advised(report, 80, verdict="word " * count)) for count in (5, 60, 68)]
+    assert [text.count("Advice: ") for text in texts] == [2, 2, 2]
+    assert [text.count("In h.*.fc.") for text in texts] == [2, 2, 2]
+    tight = replace(report, advice=[row | {"layers": ["h.3.fc." + "x" * 90]} for row in advice])
+    text = " ".join(line.strip() for line in _advised(tight, 80, verdict="word " * 60))
+    assert text.endswith("of the run.")
+    assert "xxx" not in text
+    long = [row | {"advice": f"{row['advice']} {'More of it. ' * 12}"} for row in advice]
+    text = " ".join(line.strip() for line in _advised(replace(report, advice=long), 80, verdict="word " * 60))
+    assert text.count("Advice: ") == 1
+    assert "depth" not in text
+    assert "…" not in text
+
+
+def test_advice_names_a_numbered_layer_by_its_parent() -> None:
+    """`2 Linear` of a Sequential is Sequential.2 in the advice, as in the table."""
+    rows = Rows().range("Forward Sequential |fwd", 0, 1000).range("2 Linear [4,8]f32 |fwd", 10, 900)
+    report = Run(rows.build()).view(brief=True)
+    report = replace(report, advice=[{"advice": "Change it.", "saves": 0.5, "layers": ["2"]}])
+    assert "In Sequential.2." in " ".join(_advised(report, 80))
+
+
+def test_optimizers_have_no_class_of_the_model(tmp_path: Path) -> None:
+    """The source of a layer is the class around it; an optimizer is in no class of the model."""
+    rows = Rows().range("Forward Net [4,8]f32 |fwd", 0, 1000).range("fc Linear [4,8]f32 |fwd", 10, 900)
+    rows.range("Optimizer Adam |opt", 1000, 1900)
+    report = Run(rows.build()).view(brief=True)
+    report = replace(report, rows=report.rows.with_columns(source=pl.lit("net.py:3")), every=None)
+    sources = {row.path: row.source for row in named_rows(report)}
+    assert sources["fc"] == "net.py:3"
+    assert [source for path, source in sources.items() if "Optimizer" in path] == [""]
+
+
+def test_an_unknown_time_has_no_parts() -> None:
+    """Where the verdict says that the time of the GPU is unknown, the answer has no parts of it."""
+    path = shared("kineto/hta_alexnet_a100_cupti_sass_flops.json.gz")
+    report = Run(path).view(brief=True)
+    assert "the time of the GPU is unknown" in report.meta["verdict"]
+    lines = _printed(partial(print_answer, report, more=MORE), 80)
+    assert not [line for line in lines if re.match("(?:Run|Step) time: ", line)]
+    assert not [line for line in lines if line.startswith("> ")]
+
+
+def test_steps_without_times_are_a_run() -> None:
+    """The verdict and the line below it both speak about the run."""
+    lines = _printed(partial(print_answer, Run(OWN / "ncu_raw_training.csv").view(brief=True), more=MORE), 80)
+    assert lines[0].startswith("Run 6.67 µs")
+    assert any(line.startswith("Run time: ") for line in lines)

@@ -37,18 +37,18 @@ def threads(facts: Facts) -> Advice | None:
     if count * ranks <= cores and count >= each:
         return None
     of_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
-    busy = f"and {computing:.0%} of {facts.time} computes forward, backward and optimizer"
+    busy = f"and forward, backward and optimizer take {computing:.0%} of {facts.time}"
     if count < each:
         return Advice(
             "threads",
-            "Compute with all cores.",
+            "Use all CPU cores.",
             f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
             f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
             computing * (1 - count / each),
         )
     return Advice(
         "threads",
-        "Give each thread its own core.",
+        "Use at most one thread per core.",
         f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
         f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
         computing + facts.shares["collectives"],
@@ -86,8 +86,8 @@ def small_layers(facts: Facts) -> Advice | None:
     return Advice(
         "small_layers",
         "Give each call more work: fuse small layers, or use larger batches.",
-        f"{share:.0%} of {facts.time} is spent in {each:,.0f} calls of layers per step that take "
-        f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs each, which is mostly Python and dispatch",
+        f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
+        f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
         f"model = torch.compile(model){batch}",
         share, names.unique(maintain_order=True).head(5).to_list(),
     )  # fmt: skip
@@ -105,7 +105,7 @@ def double_precision(facts: Facts) -> Advice | None:
     return Advice(
         "double_precision",
         "Compute in float32.",
-        f"{share:.0%} of {facts.time} is spent in layers whose inputs are float64, which has half the throughput",
+        f"{share:.0%} of {facts.time} is spent in layers with float64 inputs, at half the throughput of float32",
         "model = model.float()\nx = x.float()",
         share / 2, double[:5],
     )  # fmt: skip
@@ -120,7 +120,7 @@ def _share_of_layers(facts: Facts, layers: list[str]) -> float:
 
 
 def own_code(facts: Facts) -> Advice | None:
-    """A layer that computes much itself, outside the layers inside it: its `forward` is the place to look at.
+    """A layer whose `forward` computes much outside its submodules.
 
     Evidence: a layer with layers inside it and at least 20 % of the step time outside them, repeated layers together.
     """
@@ -138,7 +138,7 @@ def own_code(facts: Facts) -> Advice | None:
     return Advice(
         "own_code",
         f"Find the slow operation in {module}.forward.",
-        f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside the layers inside it{where}",
+        f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside its submodules{where}",
         "annot run --collector torch -o operations.json.gz -- python train.py\n"
         "annot operations.json.gz --by op      # which operation takes the time",
         ns / wall, [one for one in layers.head(5) if one],
@@ -173,7 +173,7 @@ def fusion(facts: Facts) -> Advice | None:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
     own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
-    more = f", and {own:.0%} in the code of layers outside the layers inside them" if own >= 0.05 else ""
+    more = f", and {own:.0%} in the forward methods of other layers, outside their submodules" if own >= 0.05 else ""
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",
@@ -205,7 +205,7 @@ def optimizer(facts: Facts) -> Advice | None:
     name = rows["module"][0]
     found = slow[name]
     params = sum(one for one in (found if isinstance(found, tuple) else (found,)) if isinstance(one, int))
-    of = f" of {params:,} parameters" if params else ""
+    of = f" with {params:,} parameters" if params else ""
     return Advice(
         "optimizer",
         "Use the fused optimizer, which updates a parameter in one pass over memory.",

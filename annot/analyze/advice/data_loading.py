@@ -70,8 +70,7 @@ def _remedy(facts: Facts, share: float) -> tuple[str, str]:
         if loader.some:
             return "Load data in more worker processes, or make loading cheaper.", code
         return (
-            "Load data in worker processes, before the step needs it; if the loader has some, in more of them, or make "
-            "loading cheaper.",
+            "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper.",
             code,
         )
     if not loader.workers:
@@ -123,10 +122,10 @@ def _times(facts: Facts, share: float) -> str:
 
 def _loaded_by(loader: Loader) -> str:
     if loader.workers is None:
-        unknown = "the profile does not show whether worker processes fetch it"
-        return "worker processes of the DataLoader fetch it" if loader.some else unknown
-    by = {0: "the process itself fetches it", 1: "1 worker of the DataLoader fetches it"}
-    return by.get(loader.workers, f"{loader.workers} workers of the DataLoader fetch it")
+        unknown = "the profile does not show whether worker processes load the data"
+        return "worker processes of the DataLoader load the data" if loader.some else unknown
+    by = {0: "the process itself loads the data", 1: "1 DataLoader worker loads the data"}
+    return by.get(loader.workers, f"{loader.workers} DataLoader workers load the data")
 
 
 def _median(times: pl.Series) -> float:

@@ -23,9 +23,10 @@ from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
-from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
+from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
+from annot.labels.serving import serving_step
 from annot.labels.tag import Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Rule"]
@@ -37,6 +38,8 @@ _MOST_LAUNCHES: Final = 4
 _ITERATOR: Final = r"_(MultiProcessing|SingleProcess)DataLoaderIter\b"
 """Name of the iterator of a DataLoader in the ranges of torch.profiler, which differs with worker processes."""
 _SUFFIXES: Final = (".json", ".json.gz", ".sqlite", ".nsys-rep")
+_COMPILED: Final = r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
+"""Ranges around the graphs of torch.compile."""
 _BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
 """Names of kernels that a backward pass runs."""
 
@@ -52,6 +55,8 @@ class Advice:
         code: code to write or command to run.
         saves: upper bound of the step time that the change saves, 0 to 1 of the wall-clock time of the steps without
             warm-up; see `annot.analyze.step_parts.parts_of`. 0: the change saves no time, but shows where time goes.
+            Without a roof the bound is the time of what changes; if that is the whole step (1), reports call the saving
+            unknown. `annot.analyze.advice.advise` sorts by it.
         layers: the affected layers, longest first; empty: the whole run.
     """
 
@@ -103,6 +108,11 @@ class Facts:
         return bool(self.work["wall_ns"].sum() > 0) and launches <= _MOST_LAUNCHES * (
             kernels + self.attribution.left_out
         )
+
+    @property
+    def is_time_known(self) -> bool:
+        """Whether the profile shows what the devices or processes do in the steps, or has no times at all."""
+        return self.on_device or self.on_cpu or not self.wall_ns
 
     @property
     def on_cpu(self) -> bool:
@@ -214,6 +224,12 @@ class Facts:
         return False if "forward" in phases else None
 
     @cached_property
+    def compilable(self) -> bool:
+        """Whether the user can compile the model: it is not compiled yet, and no serving engine runs it."""
+        texts = self.attribution.whole.labels["text"]
+        return not texts.str.contains(_COMPILED).any() and not any(serving_step(text) for text in texts.unique())
+
+    @cached_property
     def loader(self) -> Loader:
         """The DataLoader for which the run waits."""
         labels = self.attribution.whole.labels
@@ -289,7 +305,7 @@ class Facts:
 
     def layers_of(self, predicate: pl.Expr, most: int = 5) -> list[str]:
         """Return the layers with the most time in the rows of `work` matching a predicate."""
-        rows = self.work.filter(predicate & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
+        rows = self.work.filter(predicate & (pl.col("layer") != "") & ~pl.col("layer").str.starts_with("("))
         sums = rows.group_by("layer").agg(pl.col("wall_ns").sum())
         return sums.sort("wall_ns", "layer", descending=[True, False])["layer"].head(most).to_list()
 

@@ -14,9 +14,11 @@ from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.labels.tag import Tag
 
-__all__ = ["RULES", "outside_matrix_units"]
+__all__ = ["CONVERSIONS", "RULES", "outside_matrix_units"]
 
-_LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
+CONVERSIONS: Final = (
+    r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
+)
 """Names of layout conversion kernels in cuDNN, MIOpen (`batched_transpose_…`) and TensorRT."""
 _SHORT_NS: Final = 10_000
 """Launching a kernel takes about as long as this."""
@@ -37,6 +39,8 @@ scaler.update()"""
 _HALF: Final = ("f16", "bf16")
 _SMALL: Final = ("elementwise", "normalisation", "softmax", "reduction")
 _MEMORY_BOUND: Final = (*_SMALL, "copy", "random")
+_OF_MODEL: Final = pl.col("kernel") & (pl.col("phase") != "optimizer")
+"""Kernels that compiling the model can change."""
 
 
 def mixed_precision(facts: Facts) -> Advice | None:
@@ -134,11 +138,11 @@ def _odd_sizes(tags: list[Tag]) -> list[int]:
 def channels_last(facts: Facts) -> Advice | None:
     """Kernels that convert between NCHW and NHWC.
 
-    Evidence: names of conversion kernels of cuDNN, MIOpen and TensorRT, with at least 1 % of the step.
+    Evidence: names of conversion kernels of cuDNN, MIOpen and TensorRT, with at least 5 % of the step.
     """
-    predicate = pl.col("name").str.contains(_LAYOUT)
+    predicate = pl.col("name").str.contains(CONVERSIONS)
     share = facts.share(predicate)
-    if share < 0.01:
+    if share < 0.05:
         return None
     return Advice(
         "channels_last",
@@ -176,12 +180,16 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
 def fusion(facts: Facts) -> Advice | None:
     """Memory-bound operations that are not fused.
 
-    Evidence: elementwise, normalisation, softmax and reduction kernels, not from Triton, that run directly before or
-    after another memory-bound kernel of their stream, with at least 10 % of the step. Fusing needs two.
+    Evidence: elementwise, normalisation, softmax and reduction kernels, not from Triton and not of an optimizer, that
+    run directly before or after another memory-bound kernel of their stream, with at least 10 % of the step, in a run
+    that the user can compile (`Facts.compilable`). Fusing needs two: calls of one operator, or of one kernel that is
+    not elementwise, are independent.
     """
-    predicate = pl.col("kernel") & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
+    if not facts.compilable:
+        return None
+    predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
     rows = facts.work.filter(predicate)
-    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns:
+    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _of_one_operator(facts, rows):
         return None
     rows = rows.join(_with_neighbours(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
     share = float((rows["wall_ns"] * rows["fusible"]).sum() / facts.wall_ns)
@@ -192,10 +200,16 @@ def fusion(facts: Facts) -> Advice | None:
         "fusion",
         "Fuse memory-bound operations: compile the model.",
         f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels "
-        "beside each other",
+        "that run one after another",
         "model = torch.compile(model)",
         share, facts.layers_of(predicate),
     )  # fmt: skip
+
+
+def _of_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
+    """Whether all these activities are calls of one kernel by one operator with the same inputs."""
+    names = rows["name"].unique().to_list()
+    return len(names) == 1 and sum(names[0] in operator.kernels for operator in facts.operators) == 1
 
 
 def _with_neighbours(facts: Facts) -> pl.DataFrame:
@@ -206,7 +220,9 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
         rows = with_classes(block.filter("kernel").select(*stream, "start", "name"))
         bound = pl.col("kind").is_in(_MEMORY_BOUND) & (pl.col("library") != "Triton")
         rows = rows.sort(*stream, "start").with_columns(bound.alias("bound"))
-        around = [pl.col("bound").shift(by, fill_value=False) for by in (1, -1)]
+        chains = (pl.col("kind") == "elementwise") | (pl.col("name") != pl.col("name").shift(1))
+        around = [pl.col("bound").shift(1, fill_value=False) & chains.fill_null(False)]
+        around.append((pl.col("bound") & chains.fill_null(False)).shift(-1, fill_value=False))
         beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
         counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
         parts.append(rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts))
@@ -217,9 +233,12 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
 def short_kernels(facts: Facts) -> Advice | None:
     """Kernels that take no longer than their launch.
 
-    Evidence: at least 10 kernels of each step that take less than 10 µs, with at least 10 % of the step.
+    Evidence: at least 10 kernels of each step, not of an optimizer, that take less than 10 µs, with at least 10 % of
+    the step, in a run that the user can compile (`Facts.compilable`).
     """
-    short = pl.col("kernel") & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
+    if not facts.compilable:
+        return None
+    short = _OF_MODEL & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
     share, count = facts.share(short), facts.calls(short)
     if share < 0.1 or count < 10:
         return None

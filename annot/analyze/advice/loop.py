@@ -23,6 +23,8 @@ __all__ = ["RULES"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
+_LEAST_KERNELS: Final = 10
+"""Kernels from which gaps between them show that the run waits for launches."""
 _COPY_TO_DEVICE: Final = pl.col("name") == "(copy HtoD)"
 _WAITS: Final = {
     r"(?:Device|Ctx)Synchronize": ("remove torch.cuda.synchronize()", "total_loss += loss.detach()      # on the GPU"),
@@ -170,7 +172,7 @@ def _fits_a_graph(facts: Facts) -> bool:
     """Whether the steps launch the same short kernels, without CUDA graphs."""
     kernels = facts.steps["kernels"]
     alike = kernels.len() > 0 and kernels.min() == kernels.max()
-    enough = facts.calls(pl.col("kernel")) >= 10
+    enough = facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
     return facts.on_device and alike and enough and facts.mean_kernel_ns <= 5 * _SHORT_NS and not facts.graphs
 
 
@@ -178,20 +180,27 @@ def host_bound(facts: Facts) -> Advice | None:
     """A CPU-bound run: the GPU is idle while the CPU runs Python or framework code.
 
     Evidence: host times, and at least 10 % of the step time in which the device is idle while no thread waits for data,
-    for the device or for its memory; short gaps count unless `cuda_graphs` advises on them.
+    for the device or for its memory; short gaps count unless `cuda_graphs` advises on them, if they come again: with at
+    least 10 kernels or two steps.
     """
     host, launch = facts.idle["host"], facts.idle["launch"]
-    share = host if _fits_a_graph(facts) else host + launch
+    again = facts.steps.height > 1 or facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
+    share = host if not again or _fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    waits = f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"
-    if share > host and launch >= 0.01:
-        waits += f", and {launch:.0%} {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
+    of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
+    waits = [
+        (host, GPU_PARTS["host"].name),
+        (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}"),
+    ]
+    (longest, first), (shorter, second) = sorted(waits, reverse=True)
+    more = f", and {shorter:.0%} {second}" if shorter >= 0.01 else ""
+    bound = "CPU-bound" if longest == host else "launch-bound"
     return Advice(
         "host_bound",
-        "Reduce the CPU time between launches: the run is CPU-bound.",
-        waits,
+        f"Reduce the CPU time between launches: the run is {bound}.",
+        f"{longest:.0%} of {facts.time} is spent {first}{more}",
         f"{_idle_command(facts)}model = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip

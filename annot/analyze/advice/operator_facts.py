@@ -8,11 +8,12 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.kernel_kinds import MATRIX, classify
+from annot.analyze.kernel_kinds import MATRIX, classify, with_classes
 from annot.analyze.operator_table import operator_table
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_time import step_work
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_tables import NO_OPERATION
 from annot.labels.tag import Tag, parse
@@ -44,6 +45,9 @@ class Operator:
             unknown.
         processors: number of multiprocessors (AMD: compute units); None: unknown.
         device: name of the device; empty: unknown.
+        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
+        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
+            rest converts or copies.
     """
 
     group: int
@@ -57,6 +61,14 @@ class Operator:
     ridge: float
     processors: int | None
     device: str
+    units: str
+    multiplies: float = 1.0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
+        kinds = {classify(name).kind for name in self.kernels}
+        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
 
     @property
     def intensity(self) -> float | None:
@@ -71,10 +83,18 @@ class Operator:
     @property
     def title(self) -> str:
         """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        return self._titled(_MOST_TENSORS)
+
+    @property
+    def short_title(self) -> str:
+        """Title with two shapes at most."""
+        return self._titled(2)
+
+    def _titled(self, most: int) -> str:
         shapes = [*map(str, self.tag.tensors)] if self.tag else []
         shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = [f"+{len(shapes) - _MOST_TENSORS}"] if len(shapes) > _MOST_TENSORS else []
-        return f"{self.name} {' x '.join(shapes[:_MOST_TENSORS] + more)}".strip()
+        more = ["…"] if len(shapes) > most else []
+        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
 
     @property
     def tile(self) -> tuple[int, int] | None:
@@ -103,7 +123,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         peaks: peaks of the device.
     """
     rows = _timed(attribution, windows, peaks)
-    devices = attribution.meta.get("devices") or ()
+    devices, units = attribution.meta.get("devices") or (), matrix_units(attribution.meta)
     counts = {device.get("numSms", device.get("smCount")) for device in devices}
     count = counts.pop() if len(counts) == 1 else None
     processors = count if isinstance(count, int) and count > 0 else None
@@ -113,7 +133,8 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         tag = parse(row["call"]) if row["call"] else None
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
-            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device,
+            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
+            row["matrix_ns"] / row["wall_ns"],
         ))  # fmt: skip
     return operators
 
@@ -124,9 +145,11 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
     work = step_work(attribution, windows, table.groups) if table.rows.height else None
     if work is None:
         return table.rows
-    work = work.sort("wall_ns", "name", descending=[True, False])
+    work = with_classes(work).sort("wall_ns", "name", descending=[True, False])
     work = work.group_by(group="node", maintain_order=True).agg(
-        pl.col("wall_ns").sum(), kernels=pl.col("name").filter("kernel")
+        pl.col("wall_ns").sum(),
+        kernels=pl.col("name").filter("kernel"),
+        matrix_ns=pl.col("wall_ns").filter("kernel", pl.col("kind").is_in([*MATRIX, "other"])).sum(),
     )
     times = table.kernels.group_by("group").agg(time_ns=pl.col("gpu_ns").sum())
     rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED]))

@@ -106,7 +106,7 @@ def eager_attention(facts: Facts) -> Advice | None:
     softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
     return Advice(
         "eager_attention",
-        "Call scaled_dot_product_attention, which keeps the scores of attention out of memory.",
+        "Call scaled_dot_product_attention, which does not write the attention scores to memory.",
         f"{share:.0%} of {facts.time} goes to attention in eager operations: matrix multiplication, {softmax.title}, "
         "matrix multiplication",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
@@ -138,9 +138,14 @@ def older_attention(facts: Facts) -> Advice | None:
     """An attention kernel that was written for an older GPU.
 
     Evidence: kernels of FlashAttention-2, or of CUTLASS for Ampere and older, on a device that is Hopper or newer by
-    its name or compute capability, with at least 5 % of the step.
+    its name or compute capability, with at least 5 % of the step. Kernels of few queries do not count, as in decoding:
+    newer kernels compute faster, and read no less.
     """
     predicate = pl.col("kernel") & pl.col("name").str.contains(_OLDER) & ~pl.col("name").str.contains(_NEWER)
+    causes = [(operator, cause_of(operator)) for operator in facts.operators]
+    decodes = [operator for operator, cause in causes if cause is not None and cause.name == "decode"]
+    others = {name for operator in facts.operators if operator not in decodes for name in operator.kernels}
+    predicate &= ~pl.col("name").is_in([name for one in decodes for name in one.kernels if name not in others])
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
     if share < _LEAST / 2:
@@ -149,7 +154,7 @@ def older_attention(facts: Facts) -> Advice | None:
     kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
     return Advice(
         "older_attention",
-        "Use an attention kernel for this GPU: cuDNN's, or FlashAttention-3 and later.",
+        "Use an attention kernel written for this GPU: cuDNN's, or FlashAttention-3 or later.",
         f"{share:.0%} of {facts.time} is spent in attention kernels of {kernel} on {device}",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
         "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
@@ -181,7 +186,7 @@ def gathered_weights(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "gathered_weights",
-        "Multiply the tokens of each expert by its weights in place: a grouped GEMM, instead of copies of the weights.",
+        "Use a grouped GEMM, which multiplies the tokens of each expert without copying its weights.",
         f"{share:.0%} of {facts.time} goes to {found[0].title}, which copies weights of experts by index",
         "order = experts.argsort()      # tokens by expert\n"
         "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",

@@ -83,7 +83,8 @@ def read(path: Path) -> Profile:
     if not (tables.kernels or tables.copies or tables.launches):
         raise AnnotError(f"{path} is nvprof output without a trace, a summary or counters")
     meta = {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes + tables.notes()}
-    return tables.profile(meta | ({} if tables.launches else {"host_times": False}))
+    more = ({} if tables.launches else {"host_times": False}) | ({} if traced else {"totals": True})
+    return tables.profile(meta | more)
 
 
 class _Tables:

@@ -45,7 +45,10 @@ function pathName(text) {
   return element;
 }
 
-const FITTING = new ResizeObserver(entries => entries.forEach(({target}) => fitPath(target)));
+// In the next frame: hiding elements inside the callback resizes them, which Chromium reports as an error.
+const FITTING = new ResizeObserver(entries =>
+  requestAnimationFrame(() => entries.forEach(({target}) => fitPath(target))),
+);
 addEventListener('resize', () => document.querySelectorAll('.path.cut').forEach(wholePath));
 
 function fitPath(element) {

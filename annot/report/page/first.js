@@ -168,7 +168,7 @@ function bestAdvice(run) {
 
 function adviceCard(run, one) {
   return [
-    h('p', {class: 'gain'}, one.saves ? ['Saves at most ', h('strong', {}, percent(one.saves))] : 'Saves no time by itself'),
+    h('p', {class: 'gain'}, one.saves >= 0.9995 ? 'Saves an unknown part' : one.saves ? ['Saves at most ', h('strong', {}, percent(one.saves))] : 'Saves no time by itself'),
     h('h3', {}, one.advice),
     h('p', {}, `${one.evidence}.`),
     whereText(run, one.layers, BEST),

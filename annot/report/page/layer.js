@@ -255,7 +255,7 @@ function adviceList(run, found) {
         'li',
         {},
         h('strong', {}, one.advice),
-        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the ${whole}.` : 'Saves no time by itself.'),
+        h('p', {}, one.saves >= 0.9995 ? `Saves an unknown part of the ${whole}.` : one.saves ? `Saves at most ${percent(one.saves)} of the ${whole}.` : 'Saves no time by itself.'),
         h('p', {}, `${one.evidence}.`),
         whereText(run, one.layers, 8),
         h('pre', {tabindex: '0'}, h('code', {}, one.code)),

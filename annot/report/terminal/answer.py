@@ -9,6 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.labels.layer_path import with_parent
+from annot.report.folds import shown_lines
+from annot.report.hottest import model_class
 from annot.report.report import Report
 from annot.report.terminal.layout import as_lines, verdict_lines
 from annot.report.terminal.table import hot_table, kernel_table, saving
@@ -96,20 +99,27 @@ def _hottest(report: Report, width: int) -> tuple[RenderableType, int]:
 
 
 def _advice(report: Report, console: Console, room: int) -> list[Text]:
-    """The best pieces of advice with the layer that they concern, in at most `room` lines."""
+    """The best pieces of advice with the layer that they concern, in at most `room` lines.
+
+    Without room for whole sentences, the layers are left out first, then the second piece of advice.
+    """
     rows = report.advice[:_ADVICE]
-    texts = [as_lines(_advice_text(row, report), console, "  ") for row in rows]
-    if sum(map(len, texts)) > room and texts:
-        texts = [_cut(lines, max(1, room // len(texts))) for lines in texts]
-    return [line for lines in texts for line in lines][: max(room, 0)]
+    for most, with_layers in ((_ADVICE, True), (_ADVICE, False), (1, True), (1, False)):
+        texts = (_advice_text(row, report, with_layers=with_layers) for row in rows[:most])
+        lines = [line for text in texts for line in as_lines(text, console, "  ")]
+        if len(lines) <= room:
+            return lines
+    return _cut(lines, room) if room > 0 else []
 
 
-def _advice_text(row: Mapping[str, Any], report: Report) -> Text:
+def _advice_text(row: Mapping[str, Any], report: Report, *, with_layers: bool) -> Text:
     """A piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
     folds = dict(report.rows.drop_nulls("group").select("layer", "group").iter_rows()) if "group" in report.rows else {}
-    layers = [*dict.fromkeys(printable(folds.get(layer, layer)) for layer in row["layers"])]
+    root = model_class(shown_lines(report)) if report.view.layout == "tree" else ""
+    paths = dict.fromkeys(folds.get(layer, layer) for layer in row["layers"])
+    layers = [printable(with_parent(path, root)) for path in paths]
     others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-    where = f" In {layers[0]}{others}." if layers else ""
+    where = f" In {layers[0]}{others}." if layers and with_layers else ""
     gain = saving(row["saves"], report.meta)
     return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}")
 

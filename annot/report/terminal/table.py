@@ -158,7 +158,15 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.name == "work" else [])
+    return lines + (_work_lines(report.rows) if view.name == "work" else _above_roof(report.rows))
+
+
+def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
+    """The line below a table with shares of the roof above 100%: bytes count once, wherever they come from."""
+    if "roof_share" not in rows.columns or not (rows["roof_share"] > 1).any():
+        return []
+    text = "Roof above 100%: the tensors come from a cache, or the device is faster than its peaks."
+    return [Text(text, style="dim")]
 
 
 def _item(row: Mapping[str, Any], units: str) -> str:
@@ -256,7 +264,9 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
     columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
-    labels = [marked(_label(row, "name"), is_hottest=place == 0) for place, row in enumerate(rows)]
+    labels = [
+        marked(_label(row, "name"), is_hottest=place == 0 and bool(row["main_ns"])) for place, row in enumerate(rows)
+    ]
     title = f"GPU time by kernel, {unit.name}{report.each_step}"
     return fitted_table(title, labels, columns, rows, width, room=_ROOM)
 
@@ -313,7 +323,13 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
     return lines[:-1]
 
 
+_NO_BOUND: Final = 0.9995
+"""Saving from which the bound is the whole step in tables, which says nothing."""
+
+
 def saving(saves: float, meta: Mapping[str, Any]) -> str:
     """Return the saving of a piece of advice, a share (0 to 1) of the time of a step or run, in words."""
     whole = "step" if meta["steps"] else "run"
+    if saves >= _NO_BOUND:
+        return f"an unknown part of the {whole}"
     return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself, but shows where time goes"
