@@ -19,7 +19,8 @@ TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 FALLBACK := $(patsubst %,tests/emit/test_%.py,emit trace trace_async loop) $(patsubst %,tests/pytorch/test_%.py,backward blocks \
 	checkpoint choice compiled devices forward graphs greenlets interrupts matrix memory nested_runs ops profiler unchanged wraps)
 SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
-PROFILE := build/alexnet.sqlite
+PROFILE := build/transformer.sqlite
+DEMO := samples/transformer.py --layers 6 --vocabulary 32000 --steps 8
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Byte code shortens the start of the tests' child processes.
 export PYTHONDONTWRITEBYTECODE :=
@@ -30,7 +31,7 @@ TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
 .PHONY: help demo test test-rest test-all lint bench clean
 
 help:
-	@echo "make demo      profile AlexNet training on this machine and print its layer table"
+	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make lint      ruff, import-linter and mypy"
@@ -39,8 +40,8 @@ help:
 
 demo: $(VENV)/.installed
 	@mkdir -p $(dir $(PROFILE))
-	@echo "== profiling samples/alexnet.py with the embedded recorder"
-	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
+	@echo "== profiling $(DEMO) with the embedded recorder"
+	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python $(DEMO)
 
 # TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other.
 test: $(VENV)/.dev $(TF_VENV)/.dev

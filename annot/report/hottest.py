@@ -59,10 +59,11 @@ def named_rows(report: Report) -> Iterator[HotRow]:
     """Yield the rows of a layer table, those of the tree first, with full paths."""
     lines, sources = shown_lines(report), _sources(report)
     root = model_class(lines)
+    around: list[str] = []  # the source of each line around
     for line in lines:
-        path = (line.members or [line])[0].key[0]
-        around = (path, *layer_path.above(path)) if line.is_layer else ()  # an optimizer is in no class of the model
-        source = next((sources[above] for above in around if above in sources), "")
+        del around[line.depth :]
+        source = sources.get((line.members or [line])[0].key[:2]) or (around[-1] if around else "")
+        around.append(source)
         name, module = title(next(iter(line.phases.values())))
         yield _hot_row(line, layer_path.with_parent(name, root), module, report, source)
     for line in other_lines(report.tree_rows, report.every):
@@ -75,10 +76,13 @@ def model_class(lines: Sequence[Line]) -> str:
     return classes.pop() if len(classes) == 1 else ""
 
 
-def _sources(report: Report) -> dict[str, str]:
-    """Map layers to the file and line of their class, if the profile has them."""
+def _sources(report: Report) -> dict[tuple[str, str], str]:
+    """Map layers and their classes to the file and line of the class, if the profile has them."""
     rows = report.rows if report.every is None else report.every
-    return dict(rows.drop_nulls("source").select("layer", "source").iter_rows()) if "source" in rows.columns else {}
+    if "source" not in rows.columns:
+        return {}
+    known = rows.drop_nulls("source").select("layer", "module", "source")
+    return {(layer, module): source for layer, module, source in known.iter_rows()}
 
 
 def _hot_row(line: Line, path: str, module: str, report: Report, source: str) -> HotRow:

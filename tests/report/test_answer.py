@@ -298,15 +298,16 @@ def test_advice_names_a_numbered_layer_by_its_parent() -> None:
     assert "In Sequential.2." in " ".join(_advised(report, 80))
 
 
-def test_optimizers_have_no_class_of_the_model(tmp_path: Path) -> None:
-    """The source of a layer is the class around it; an optimizer is in no class of the model."""
+def test_optimizers_and_losses_have_no_class_of_the_model(tmp_path: Path) -> None:
+    """The source of a layer is the class around it; optimizers and losses are in no class of the model."""
     rows = Rows().range("Forward Net [4,8]f32 |fwd", 0, 1000).range("fc Linear [4,8]f32 |fwd", 10, 900)
-    rows.range("Optimizer Adam |opt", 1000, 1900)
+    rows.range("Loss MSELoss [4,8]f32 |fwd", 1000, 1500).range("Optimizer Adam |opt", 1500, 1900)
     report = Run(rows.build()).view(brief=True)
-    report = replace(report, rows=report.rows.with_columns(source=pl.lit("net.py:3")), every=None)
+    of_model = pl.when(module="Net").then(pl.lit("net.py:3"))
+    report = replace(report, rows=report.rows.with_columns(source=of_model), every=None)
     sources = {row.path: row.source for row in named_rows(report)}
     assert sources["fc"] == "net.py:3"
-    assert [source for path, source in sources.items() if "Optimizer" in path] == [""]
+    assert [source for path, source in sources.items() if "Optimizer" in path or "Loss" in path] == ["", ""]
 
 
 def test_an_unknown_time_has_no_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ranked import write_ranks
-from shared_data import shared
 from sqlite_profile import training
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def prepare(folder: Path) -> None:
     for name in ("before", "after"):
         shutil.copy(folder / "gpu.sqlite", folder / f"{name}.sqlite")
     write_ranks(folder, 3)
-    shutil.copy(shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"), folder / "resnet18.json.gz")
+    unpacked_demonstration(folder)
     (folder / "train.py").write_text("from annot import trace\nwith trace('work'):\n    pass\n")
     (folder / "samples").symlink_to(ROOT / "samples")
     (folder / "bin").mkdir()
@@ -102,6 +102,13 @@ def prepare(folder: Path) -> None:
     for block in blocks():
         if block.language == "toml" and (named := re.match(r"# (\S+\.toml)\n", block.text)):
             (folder / named[1]).write_text(block.text)
+
+
+def unpacked_demonstration(folder: Path) -> Path:
+    """Write the recording of `make demo` whose answer README shows into a folder, and return its path."""
+    path = folder / "transformer.sqlite"
+    path.write_bytes(gzip.decompress((ROOT / "tests/data/transformer.sqlite.gz").read_bytes()))
+    return path
 
 
 def run_all(folder: Path, selected: list[Section], framework: str) -> dict[str, Any]:
