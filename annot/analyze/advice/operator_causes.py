@@ -386,7 +386,7 @@ def _experts(operator: Operator, call: Call) -> Cause | None:
             f"{few} ({words}), which is memory-bound",
             "Route more tokens to each expert: use larger batches, expert parallelism or fewer experts. Or store the "
             "weights in 8 bits.",
-            "annot run.json.gz --by expert      # balance of the experts",
+            "tokens = torch.bincount(expert_ids.flatten(), minlength=experts)      # tokens of each expert",
         )  # fmt: skip
     return Cause(
         "large_capacity",
