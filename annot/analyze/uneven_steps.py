@@ -1,4 +1,4 @@
-"""What long steps spend more time on than the others."""
+"""Parts of the step on which long steps spend more time than the others."""
 
 from __future__ import annotations
 

@@ -50,9 +50,10 @@ def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
     numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
     found = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
     rows = []
-    for first, after in zip(found.starts, found.ends, strict=True) if found else ():
+    following = [*found.starts[1:], None] if found else []
+    for first, after, next_first in zip(found.starts, found.ends, following, strict=True) if found else ():
         begin, end = _beginning(segments[first]), segments[after - 1][-1].end
-        goes_on = after < len(segments) and _begins_at_once(segments[after])
+        goes_on = next_first == after and _begins_at_once(segments[after])
         rows.append((begin.thread, begin.last if begin.phase == "data" else begin.start, end, goes_on))
     steps = pl.DataFrame(rows, _SPANS, orient="row")
     until = pl.when("goes_on").then(pl.col("start").shift(-1)).otherwise("end")

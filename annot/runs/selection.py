@@ -1,4 +1,4 @@
-"""Which part of a profile a report is about: domain, steps, process, captures, and the peaks of its device."""
+"""The part of a profile that a report is about: domain, steps, process, captures, and the peaks of its device."""
 
 from __future__ import annotations
 

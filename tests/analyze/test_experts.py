@@ -62,5 +62,5 @@ def test_table_of_experts() -> None:
     lines = repr(Run(_rows([("0.mlp.experts", 3, 10), ("0.mlp.experts", 1, 30)], device=True).build()).view("expert"))
     table = lines.splitlines()[-2:]
     assert table[0].split()[:4] == ["Path", "Phase", "Experts", "Calls"]
-    assert table[1].split()[:4] == ["0.mlp.experts", "forward", "2", "2"]
+    assert table[1].split()[:5] == [">", "0.mlp.experts", "forward", "2", "2"]
     assert table[1].split()[-2:] == ["1", "1.500"]

@@ -95,7 +95,7 @@ def test_table() -> None:
     assert "\nPipeline: time and bubbles of each action, µs per step\n" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["0F0", "forward", "0", "0", "1", "0.30", "0.30", "0.00", "0.0%", "0.00"] in lines
-    assert ["0B0", "backward", "0", "0", "1", "0.60", "0.30", "0.30", "33.3%", "0.00"] in lines
+    assert [">", "0B0", "backward", "0", "0", "1", "0.60", "0.30", "0.30", "33.3%", "0.00"] in lines
 
 
 def test_ranks_are_compared_by_their_bubbles(tmp_path: Path) -> None:

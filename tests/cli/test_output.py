@@ -41,10 +41,10 @@ def _annot(*words: object, before: Callable[[], None] | None = None, **environme
 def test_pipes_have_whole_names(source: Path, tmp_path: Path) -> None:
     """Without a terminal no name is cut, in a file neither; COLUMNS still sets a width."""
     whole = f"{'block.' * 30}fc Linear"
-    assert whole in _annot(source)[1]
-    assert whole in _annot("compare", source, source)[1]
-    assert max(map(len, _annot(source, COLUMNS="80")[1].splitlines())) <= 80
-    assert main(["report", str(source), "-o", str(tmp_path / "layers.txt")]) == 0
+    assert whole in _annot(source, "--all")[1]
+    assert whole in _annot("compare", "--all", source, source)[1]
+    assert max(map(len, _annot(source, "--all", COLUMNS="80")[1].splitlines())) <= 80
+    assert main(["report", str(source), "--all", "-o", str(tmp_path / "layers.txt")]) == 0
     assert whole in (tmp_path / "layers.txt").read_text()
 
 
@@ -143,14 +143,14 @@ def test_no_browser(source: Path, tmp_path: Path) -> None:
     out, empty = tmp_path / "page.html", tmp_path / "empty"
     empty.mkdir()
     status, _, said = _annot(source, "-o", out, "--open", PATH=str(empty), BROWSER="", DISPLAY="")
-    assert (status, said) == (0, f"annot: no browser was found: open {out} yourself\n")
+    assert (status, said) == (0, f"annot: no browser was found: open {out} in a browser\n")
     assert out.exists()
 
 
 def test_terminal_without_unicode(source: Path) -> None:
     """ASCII has its own characters for signs and drawings, and columns stay below their heads."""
     ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    status, shown, said = _annot("compare", source, source, **ascii_only)
+    status, shown, said = _annot("compare", "--all", source, source, **ascii_only)
     assert (status, said) == (0, "")
     assert "speedup 1.000 +- 0.000" in shown
     head, first = shown.splitlines()[1:3]

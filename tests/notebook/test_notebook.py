@@ -127,7 +127,7 @@ def test_table_for_programs(trained: Path) -> None:
     assert pl.DataFrame(found).equals(expected)
     assert len(found) == expected.height
     assert found.meta["gpu_ns"] == 7_000_000
-    assert "GPU time by layer, ms per step\nLayer " in repr(found)
+    assert "\nGPU self time, ms per step" in repr(found)
 
 
 def test_pandas_and_arrow(trained: Path) -> None:
@@ -207,7 +207,7 @@ def test_line_magic(shell: Any, trained: Path, capsys: pytest.CaptureFixture[str
     assert found.table.height > 10
     formats, _ = shell.display_formatter.format(found)
     assert formats["text/html"].startswith('<div class="annot-layers">')
-    assert "\nGPU time by layer" in formats["text/plain"]
+    assert "\nGPU self time, ms per step" in formats["text/plain"]
     for words in ("no-such-file", "", '"open'):
         assert not shell.run_cell(f"%annot {words}").success
     said = capsys.readouterr().err
@@ -227,7 +227,7 @@ def test_table_appears_once(shell: Any, trained: Path, monkeypatch: pytest.Monke
     shown: list[Any] = []
     monkeypatch.setattr(type(shell.display_pub), "publish", lambda publisher, data, **_: shown.append(data))
     formats, _ = shell.display_formatter.format(layers(trained))
-    assert "\nGPU time by layer" in formats["text/plain"]
+    assert "\nGPU self time, ms per step" in formats["text/plain"]
     assert formats["text/html"].count("<table") == 1
     assert shown == []
 

@@ -120,7 +120,7 @@ def test_recording_without_the_packages_of_reports(tmp_path):
     """What a command did is kept where no profile can be made of it, for another machine to report."""
     words = ["run", "--collector", "recorder", "-o", "x.sqlite", "--", sys.executable, "-c", SCRIPT]
     done = annot(*words, cwd=tmp_path, **_without_reports(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 0  # that of the command
     assert done.stderr.decode().endswith("; the recorded data is in " + str(tmp_path / "x.sqlite.parts") + "\n")
     assert "Traceback" not in done.stderr.decode()
     done = annot("report", "x.sqlite.parts", "--format", "csv", cwd=tmp_path)

@@ -43,7 +43,7 @@ def fitted(folder: Path, collector: str, *words: str, says: str = "", **environ:
     done = annot("run", "--collector", collector, "-o", "out", "--", sys.executable, script, *words,
                  cwd=folder, **environ)  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    assert "\nBatch " in done.stderr.decode()  # the table is per step of training
+    assert ", ms per step " in done.stderr.decode()  # the answer is per step of training
     assert says in done.stderr.decode()
     return load(folder / "out")
 
@@ -112,6 +112,6 @@ def test_torch_profiler_says_what_it_needs(tmp_path: Path) -> None:
     """It knows nothing of TensorFlow, and names those that do."""
     script = write_script(tmp_path, "")
     done = annot("run", "--collector", "torch", "-o", "out", "--", sys.executable, script, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 0  # that of the command
     assert b"did not import torch" in done.stderr
     assert b"--collector nsys or recorder" in done.stderr
