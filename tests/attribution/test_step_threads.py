@@ -159,6 +159,17 @@ def test_a_recording_that_starts_in_the_middle_of_a_step(missing: int) -> None:
     assert spans(rows) == [*first, *[(0, 100 * step, 100 * step + (100 if step < 4 else 80)) for step in range(1, 5)]]
 
 
+def test_the_last_step_before_another_optimizer_ends_with_its_own() -> None:
+    """The next step begins at once, but it is not one of the steps that repeat."""
+    rows = Rows()
+    for step, layers in enumerate((1, 3, 2, 5, 4)):
+        for layer in range(layers):
+            rows.range(f"part{layer} Linear |fwd", 300 * step + 20 * layer, 300 * step + 20 * layer + 20)
+        rows.range("Net |bwd", 300 * step + 100, 300 * step + 200)
+        rows.range(f"Optimizer {'SGD' if step < 4 else 'Adam'} |opt", 300 * step + 200, 300 * step + 290)
+    assert spans(rows) == [(0, 300 * step, 300 * step + (300 if step < 3 else 290)) for step in range(4)]
+
+
 def test_without_waits_a_step_does_not_begin_with_the_optimizer() -> None:
     rows = Rows().range("Optimizer SGD |opt", 60, 80)
     for step in range(1, 6):
