@@ -15,7 +15,7 @@ from annot.analyze.advice import Facts, by_advice
 from annot.analyze.part_names import GPU_PARTS
 from annot.analyze.run_summary import by_summary
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution import attribute, summarize
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.read.formats import load
@@ -56,6 +56,8 @@ def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
     busy = facts.work["wall_ns"].sum() / facts.wall_ns  # without overlaps, from single activities
     known = {busy, 1 - busy} if facts.on_device else set()
     known |= set(summary.filter(pl.col("section").is_in(["time", "parts"]))["share"].drop_nulls())
+    meta = summarize(attribution)
+    known |= {meta["unattributed_gpu_ns"] / meta["gpu_ns"]} if meta["gpu_ns"] else set()
     block = pl.col("layer").map_elements(lambda layer: re.sub(r"\d+(?=[./])", "*", layer), pl.String).alias("block")
     work = facts.work.filter("kernel").with_columns(block)
     of_layer = (["kind", "tensor", name, "module"] for name in ("layer", "block"))
