@@ -59,6 +59,10 @@ class _Node(msgspec.Struct):
         return _TIME in self.metrics and (self.metrics[_TIME] != 0 or self.metrics.get(_COUNT, 0) != 0)
 
 
+_PLACE: Final = re.compile(r"\$\S{100,}(\S{40})")
+"""A place deep in the tree, of which the message has the end."""
+
+
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the head begins with a node of a tree; see `annot.read.formats.Reader`."""
     return bool(_JSON.match(head.removeprefix(codecs.BOM_UTF8)) or _MSGPACK.match(head))
@@ -71,7 +75,8 @@ def read(path: Path) -> Profile:
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise AnnotError(f"{path} is a damaged profile of Proton: {error}") from None
+        message = _PLACE.sub(r"…\1", str(error))
+        raise AnnotError(f"{path} is a damaged profile of Proton: {message}") from None
     except RecursionError:
         raise AnnotError(f"{path} is a profile of Proton whose tree is too deep to read") from None
     try:
