@@ -93,10 +93,10 @@ def test_back_and_forward(fresh: Page, trained: Path) -> None:
     fresh.click("#box3")
     assert _hash(fresh) == "#icicle/3?search=relu"
     _back(fresh, "#icicle/1?search=relu")
-    fresh.wait("document.querySelectorAll('.crumbs a').length === 3")
+    fresh.wait("document.querySelectorAll('.crumbs a').length === 2")
     _back(fresh, "#icicle?search=relu")
     _back(fresh, "#layers?search=relu")
-    assert list(tree_of(fresh)) == ["(model)", "features", "1"]
+    assert list(tree_of(fresh)) == ["Batch", "(model)", "features", "1"]
     _back(fresh, "#icicle/3?search=relu", 3)
     assert fresh.text("main h1") == "Icicle"
 
@@ -116,14 +116,14 @@ def test_filters_stay_from_view_to_view(fresh: Page, trained: Path) -> None:
 
 def test_interval_of_the_timeline(fresh: Page, trained: Path) -> None:
     """The part in view, the selected interval and the highlighted layer are in the link; pans are no entries."""
-    fresh.open(trained, "layer/2")
+    fresh.open(trained, "layer/4")
     fresh.click("main a[href^='#timeline']")
     fresh.wait("document.querySelector('main').dataset.view === 'timeline'")
     assert "features.0" in fresh.text(".marked")
     before = _entries(fresh)
     fresh.run("document.getElementById('timeline').focus()")
     fresh.press("w", "w", "d", "n", "m")
-    fresh.wait("/from=\\d+&to=\\d+&begin=\\d+&end=\\d+&marked=2$/.test(location.hash)")
+    fresh.wait("/from=\\d+&to=\\d+&begin=\\d+&end=\\d+&marked=4$/.test(location.hash)")
     assert _entries(fresh) == before
     link, sums = _hash(fresh), fresh.texts("main .panel .pairs")
     view = fresh.run("[timeline.dataset.from, timeline.dataset.to].map(Number)")
@@ -181,7 +181,7 @@ def test_comparison(fresh: Page, tmp_path: Path) -> None:
     ("fragment", "shown"),
     [
         ("layers", "Layers"),
-        ("layer/2", "features.0 Conv2d"),
+        ("layer/4", "features.0 Conv2d"),
         ("", SUMMARY),
         ("nonsense", SUMMARY),
         ("layer/abc", SUMMARY),

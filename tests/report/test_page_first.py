@@ -68,7 +68,7 @@ def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
     rows.kernel(10, (20, 860), name="Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_MI32x32x8x1")
     profile = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
     data = page_data(profile, "x")
-    assert data["runs"][0]["shares"]["tensor_cores"] == ["Matrix Cores", "a kernel runs on Matrix Cores"]
+    assert data["runs"][0]["shares"]["tensor_cores"] == ("Matrix Cores", "a kernel runs on Matrix Cores")
     out = tmp_path / "made.html"
     out.write_bytes(as_page(data, "made"))
     for view in VIEWS:
@@ -77,7 +77,7 @@ def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
         assert "tensor cores" not in fresh.text("main"), view
     fresh.open(out, "kernels")
     assert "MC" in [one.strip() for one in fresh.texts("thead th")]
-    assert dict(totals(Run(profile).view("layer", brief=True)))["Run time"].split(", ")[0].endswith("matrix cores")
+    assert dict(totals(Run(profile).view("layer", brief=True)))["Run time"].split(", ")[0].endswith("Matrix Cores")
 
 
 def test_the_whole_without_warm_up(fresh: Page, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_help_opens_by_key_and_button(fresh: Page, trained: Path) -> None:
     fresh.press("?")
     fresh.wait(is_open)
     text = fresh.text("#help")
-    for word in ("Self time", "Phase", "Tensor Cores", "Attributed", "Exposed", "Warm-up", "tensor cores", "Timeline"):
+    for word in ("Self time", "Phase", "Tensor Cores", "Attributed", "Exposed", "Warm-up", "waiting for launches", "Timeline"):
         assert word in text
     fresh.press("Escape")
     fresh.wait(f"!{is_open}")
