@@ -72,7 +72,9 @@ def test_json_of_every_grouping(tmp_path: Path, by: str) -> None:
     data = json.loads("".join(json_csv_parquet.as_json(report)))
     assert set(data) == {"meta", report.name}
     assert report.name == report.view.plural
-    assert bool(data[report.name]) == (by not in ("memory", "kernel_roofline", "communication", "expert", "stage"))
+    assert bool(data[report.name]) == (
+        by not in ("advice", "memory", "kernel_roofline", "communication", "expert", "stage")
+    )
 
 
 @pytest.mark.parametrize("by", every_third(views()))

@@ -150,7 +150,16 @@ def test_help_opens_by_key_and_button(fresh: Page, trained: Path) -> None:
     fresh.press("?")
     fresh.wait(is_open)
     text = fresh.text("#help")
-    for word in ("Self time", "Phase", "Tensor Cores", "Attributed", "Exposed", "Warm-up", "waiting for launches", "Timeline"):
+    for word in (
+        "Self time",
+        "Phase",
+        "Tensor Cores",
+        "Attributed",
+        "Exposed",
+        "Warm-up",
+        "waiting for launches",
+        "Timeline",
+    ):
         assert word in text
     fresh.press("Escape")
     fresh.wait(f"!{is_open}")

@@ -48,7 +48,7 @@ def test_steps_over_time(fresh: Page, tmp_path: Path) -> None:
     assert "step (a bar is the longest of 4)" in fresh.run("document.querySelector('.drawing').textContent")
     titles = "[...document.querySelectorAll('.drawing rect title')].map(one => one.textContent)"
     assert "Step 502: forward 0.70 µs of 0.90 µs" in fresh.run(titles)
-    fresh.go("layer/0")
+    fresh.go("layer/1")
     text = "Median 0.30 µs, longest 0.70 µs (step 502), shortest 0.30 µs (step 994). A bar is the longest of 4 steps."
     assert text in fresh.texts("main section .status")
     assert "Step 502: forward 0.70 µs of 0.70 µs" in fresh.run(titles)
