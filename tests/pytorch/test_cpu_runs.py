@@ -73,7 +73,7 @@ def test_a_late_rank_is_waited_for_in_all_reduce(two_ranks: Path) -> None:
     assert backward.select("layer", "operations", "waits_for").rows() == [("", "all_reduce.wait", "all_reduce.wait")]
     assert rows["exposed_ns"].sum() == _time(two_ranks)[0]["collectives"]
     advice = {row["rule"]: row["evidence"] for row in run.advice.to_dicts()}
-    assert "waiting for ranks in gloo all_reduce, " in advice["collectives"]
+    assert "exposed communication in gloo all_reduce, " in advice["collectives"]
     assert "of the backward pass" in advice["collectives"]
     assert advice["stragglers"].startswith(f"Rank {cpu_runs.LATE} computes for ")
     ranks = Ranks([str(two_ranks)], Selection(by_process=True))
