@@ -206,7 +206,7 @@ def test_command_line_reaches_the_script_and_its_children(tmp_path: Path) -> Non
     (tmp_path / "parent.py").write_text(GAN + WITHOUT + child)
     options = ["--collector", "recorder", "--no-report", "-o", "out.sqlite"]
     plain = annot("run", *options, "--", sys.executable, "parent.py", cwd=tmp_path)
-    assert "annot run --layers" in plain.stderr.decode()
+    assert "before it opened a range" in plain.stderr.decode()
     found = annot("run", "--layers", "--force", *options, "--", sys.executable, "parent.py", cwd=tmp_path)
     assert (found.returncode, found.stdout) == (3, plain.stdout), found.stderr
     ranges = load(tmp_path / "out.sqlite").ranges
