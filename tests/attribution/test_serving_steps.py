@@ -182,7 +182,7 @@ def test_real_traces(name: str, context: int) -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The heading names the kind; the table by step shows kind and size."""
     path = str(shared("kineto/graph_pairs/vllm_decode_full/execution.json.gz"))
-    assert main(["report", path, "--step-kind", "decode"]) == 0
+    assert main(["report", path, "--step-kind", "decode", "--all"]) == 0
     out = capsys.readouterr().out
     assert "GPU in one decode step" in out
     assert "per decode step" in out
