@@ -61,7 +61,7 @@ def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
 
 
 def _runs(rows: pl.DataFrame) -> list[_Run]:
-    """Return the runs of a process. What loads data at the same time as a layer or optimizer runs is no wait."""
+    """Return the runs of a process, without the data ranges that overlap a layer or an optimizer."""
     rows = rows.sort("start", maintain_order=True)
     busy_until = pl.when(pl.col("phase") != "data").then("end").cum_max().forward_fill()
     rows = rows.filter((pl.col("phase") != "data") | (busy_until <= pl.col("start")).fill_null(True))

@@ -111,7 +111,7 @@ class Facts:
 
     @property
     def is_time_known(self) -> bool:
-        """Whether the profile shows what the devices or processes do in the steps, or has no times at all."""
+        """Whether the profile shows what the devices or processes do in the steps, or has no times."""
         return self.on_device or self.on_cpu or not self.wall_ns
 
     @property

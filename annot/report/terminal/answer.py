@@ -51,7 +51,7 @@ def print_answer(report: Report, console: Console, *, more: str = "", reasons: s
 def print_lines(console: Console, blocks: Sequence[Sequence[RenderableType]], further: int) -> None:
     """Print blocks of lines, with empty lines between them as far as `LINES` allows.
 
-    `further` is the number of lines that the renderables have besides one each.
+    `further` is the number of lines beyond one per renderable.
     """
     filled = [block for block in blocks if block]
     spare = LINES - sum(map(len, filled)) - further
