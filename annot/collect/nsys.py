@@ -64,7 +64,8 @@ class NsysCollector:
         _call([*export, f"--output={exported}", str(report)], exported, job)
         ranges, activities = _contents(exported)
         if not ranges and not activities:
-            return nothing_recorded(job, *notes)
+            killed = "and Nsight Systems recorded no range of it" if status > SIGNALED else ""
+            return nothing_recorded(job, *notes, ending=killed)
         os.replace(report, report_of(job.out))
         os.replace(exported, job.out)
         return Collected(ranges, tuple(notes))

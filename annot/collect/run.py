@@ -62,12 +62,18 @@ class Collected:
     notes: tuple[str, ...] = ()
     """Notes about lost or unrecorded data."""
     too_early: str = ""
-    """When the command ended, if it recorded nothing: "before it called a model". The profile is not written then."""
+    """How the command ended, if nothing was recorded: "before it called a model". The profile is not written then."""
 
 
-def nothing_recorded(job: Job, *notes: str) -> Collected:
-    """Return the contents of a profile without ranges and GPU activities, which is not written."""
-    return Collected(0, notes, f"before it {'called a model' if job.layers else 'opened a range'}")
+def nothing_recorded(job: Job, *notes: str, ending: str = "") -> Collected:
+    """Return the contents of a profile without ranges and GPU activities, which is not written.
+
+    Args:
+        job: the command.
+        notes: notes about lost or unrecorded data.
+        ending: how the command ended; empty: before it called a model or opened a range.
+    """
+    return Collected(0, notes, ending or f"before it {'called a model' if job.layers else 'opened a range'}")
 
 
 class Collector(Protocol):

@@ -97,7 +97,7 @@ def layer_event(phase: tag.Phase, layers: Sequence[Named], around: Sequence[Name
     # Without paths, which need quotes: torch.profiler writes a name with quotes as invalid JSON.
     levels = ["", *layer_path.within(layer_path.common(layer_path.layers_of(layer)))]
     inside = [word for path, outer in around if path in levels for word in (levels.index(path), outer)]
-    arguments = ((tag.AROUND, tuple(inside)),) if inside else ()
+    arguments = ((tag.AROUND, tuple(inside)),) if inside or len(layers) > 1 else ()
     return client.event(tag.format(tag.Tag(layer, module, phase, arguments=arguments)), category=phase, few=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
@@ -38,7 +38,7 @@ class Tree:
         """The text of the range of a kernel."""
         layer = "+".join(self.paths[node] or "(model)" for node in members) if members != [0] else ""
         around = [word for node in self.around(members)[1:] for word in (self.paths[node].count(".") + 1, "Block")]
-        arguments = ((tag.AROUND, tuple(around)),) if inside and around else ()
+        arguments = ((tag.AROUND, tuple(around)),) if inside and (around or len(members) > 1) else ()
         return tag.format(tag.Tag(layer, "Net" if members == [0] else "Block", phase, arguments=arguments))
 
 
@@ -91,6 +91,7 @@ def _members(tree: Tree, numbers: list[int]) -> list[int]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(trees(), kernels_of, st.sampled_from(["forward", "backward"]), st.integers(1, 3))
+@example(Tree(["", "0", "0.1", "0.2"], [True, False, True, True]), [([1, 2], 1)], "forward", 1)
 def test_a_kernel_is_inside_the_innermost_layer_around_its_layers(
     tree: Tree, numbers: list[tuple[list[int], int]], phase: tag.Phase, runs: int
 ) -> None:

@@ -88,6 +88,36 @@ def test_a_compiled_model_has_the_rows_of_eager_mode(tmp_path: Path) -> None:
     assert comparison.rows["own_difference_ns"].sum() == pytest.approx(comparison.whole["difference_ns"])
 
 
+class Flat(nn.Module):
+    """Two layers of a list that no layer contains but the model; their backward is one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = nn.ModuleList([nn.ReLU(), nn.LayerNorm(8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        relu, norm = self.list
+        result: torch.Tensor = norm(relu(x))
+        return result
+
+
+def test_a_kernel_of_layers_of_a_list_is_in_the_model(tmp_path: Path) -> None:
+    """A ModuleList is not called, so that it is no row, as in eager mode."""
+    model = Flat()
+    compiled = torch.compile(model)
+
+    def body() -> None:
+        with emit_ranges(model):
+            compiled(torch.randn(4, 8, requires_grad=True)).sum().backward()
+
+    capture(tmp_path, body)
+    lines = layer_lines(by_line(annot.open(str(next(tmp_path.glob("*.sqlite")))).attribution))
+    fused = [line for line in lines if "+" in line.key[0]]
+    assert fused
+    assert {line.depth for line in fused} == {1}
+    assert "list" not in {line.key[0] for line in lines}
+
+
 def test_a_buffer_that_is_written_back_keeps_the_layer(tmp_path: Path) -> None:
     """The running mean of a BatchNorm is written by a node without a layer: its kernel stays in the block."""
     model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()), nn.Linear(4, 4))

@@ -273,7 +273,7 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
 
 def _line_label(line: Line, root: str) -> Text:
     """The label of a line; a number follows the name of the layer around it, or the class `root` of the model."""
-    above = layer_path.last(next(iter(layer_path.above(line.key[0])), "")) or root
+    above = layer_path.last(next(layer_path.around(line.key[0]), "")) or root
     label = Text("  " * line.depth + printable(layer_path.with_parent(line.label, above)))
     if line.module:
         label.append(f" {printable(line.module)}", style="cyan")
