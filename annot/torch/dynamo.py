@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
@@ -51,14 +51,14 @@ def skip_all(function: F) -> F:
         _with_callees.add(id(function.__code__))
         mark(function.__code__, inside=True)
         return function
-    disabled = functools.cache(lambda: torch.compiler.disable(function))
+    disable: Callable[[F], F] = torch.compiler.disable
+    disabled = functools.cache(lambda: disable(function))
 
-    @functools.wraps(function)
     def call(*args: Any) -> Any:
         return disabled()(*args) if "torch._dynamo" in sys.modules else function(*args)
 
     _skip_code(call.__code__)
-    return call  # type: ignore[return-value]
+    return cast("F", functools.wraps(function)(call))
 
 
 @functools.cache

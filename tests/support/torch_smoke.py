@@ -7,6 +7,7 @@ with the PyTorch of the tests, `torch_matrix.py` with other releases.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -140,7 +141,7 @@ def check_memory(folder: Path) -> None:
 def check_checkpointing(folder: Path) -> None:
     """The recomputed forward of a checkpoint has ranges of its own phase, with and without reentrant autograd."""
     for reentrant in (False, True):
-        names = Counter(compare(folder, FEW, lambda reentrant=reentrant: Net(reentrant=reentrant)).names)
+        names = Counter(compare(folder, FEW, functools.partial(Net, reentrant=reentrant)).names)
         for layer in LAYERS[:6]:
             counts = [names[f"{layer}{sign}"] for sign in (">", ">>", "<")]
             assert counts == [FEW] * 3, (reentrant, layer, counts)
@@ -174,7 +175,7 @@ def check_fullgraph(folder: Path) -> None:
 
 def check_inductor(folder: Path) -> None:
     """Graphs of Inductor name the layers of their kernels, forward and backward; before 2.6 a warning says no."""
-    # Otherwise Inductor compiles and runs a program for each instruction set of the CPU, and compiles its headers first.
+    # Otherwise Inductor compiles a program for each instruction set of the CPU, and its headers first.
     faster = {"cpp.vec_isa_ok": True}
     if hasattr(torch._inductor.config, "cpp_cache_precompile_headers"):
         faster["cpp_cache_precompile_headers"] = False
@@ -228,10 +229,11 @@ def check_internals(_: Path) -> None:
 def state() -> tuple[object, ...]:
     """Return what a block patches."""
     optimizer: Any = torch.optim.Optimizer
+    profiler: Any = torch.autograd.profiler
     return (
         nn.Module.__call__, torch.autograd.Variable._execution_engine, nn.Module._replicate_for_data_parallel,
         optimizer.zero_grad, optimizer._patch_step_function, nn.utils.clip_grad_norm_,
-        torch.autograd.profiler._enable_profiler, torch._C._len_torch_function_stack(),
+        profiler._enable_profiler, torch._C._len_torch_function_stack(),
     )  # fmt: skip
 
 
