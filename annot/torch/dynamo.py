@@ -33,7 +33,8 @@ set_callback: Callable[[Any], Any] = internal("torch._C._dynamo.eval_frame.set_e
 
 _OWN: Final = ("annot.dispatch.", "annot.emit.", "annot.keras.", "annot.labels.", "annot.torch.", "annot.util.")
 _NO_MARKS: Final = (
-    "PyTorch {} differs from the releases that annot supports: torch.compile also compiles functions of annot"
+    "PyTorch {} differs from the releases that annot supports: torch.compile also compiles functions of annot, "
+    "and compiled modules may run without ranges"
 )
 _with_callees: Final[set[int]] = set()
 """Ids of the code objects that `skip_all` has marked. Code of modules lives as long as the process."""

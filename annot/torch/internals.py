@@ -32,6 +32,7 @@ _ALL: Final = ("", "")
 _NO_RANGES: Final = "no ranges of PyTorch, and a warning"
 
 INTERNALS: Final = (
+    Internal("torch._C.DisableTorchFunction", _ALL, "reads of shapes of tensor subclasses", _NO_RANGES),
     Internal("torch._C._FunctionBase", _ALL, "nodes of the autograd graph that are written in Python", _NO_RANGES),
     Internal("torch._C._ImperativeEngine", _ALL, "visits to the threads of devices", _NO_RANGES),
     Internal("torch._C._current_autograd_node", _ALL, "the node that the engine runs", _NO_RANGES),
@@ -41,6 +42,7 @@ INTERNALS: Final = (
     Internal("torch.autograd.Variable._execution_engine", _ALL, "ranges of backwards", _NO_RANGES),
     Internal("torch.autograd._get_sequence_nr", _ALL, "the layer of a node", _NO_RANGES),
     Internal("torch.nn.Module._wrapped_call_impl", _ALL, "ranges of calls", _NO_RANGES),
+    Internal("torch.nn.modules.loss._Loss", _ALL, "losses that are called outside a model", _NO_RANGES),
     Internal("torch.nn.Module._replicate_for_data_parallel", _ALL, "layers of DataParallel", _NO_RANGES),
     Internal("torch.autograd.profiler._enable_profiler", _ALL, "torch.profiler with stacks", _NO_RANGES),
     Internal("torch.autograd.profiler._is_profiler_enabled", _ALL, "torch.profiler with stacks", _NO_RANGES),
