@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,13 @@ def run(folder: Path, release: str, version: str) -> dict[str, Any]:
         **{name: value for name, value in os.environ.items() if not name.startswith(("ANNOT_", "NVTX_"))},
         "LD_LIBRARY_PATH": ":".join(map(str, cuda.glob("nvidia/*/lib"))),
         "PYTHONPATH": ":".join(map(str, (torch, ROOT, ROOT / "tests/support"))),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{release}-{version}"),
     }
     start = time.monotonic()
-    with open(folder / f"{release}-{version}.txt", "w+", encoding="utf-8") as output:
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        open(folder / f"{release}-{version}.txt", "w+", encoding="utf-8") as output,
+    ):
+        environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         words = ["timeout", str(LIMIT), str(python), str(ROOT / "tests/support/torch_smoke.py")]
         status = subprocess.run(words, env=environ, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
         output.seek(0)
