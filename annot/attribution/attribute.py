@@ -91,13 +91,16 @@ class Attribution:
         host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels, copies (of this range only), gpu_by_time_ns
         (the part of gpu_self_ns launched on other threads).
         """
-        tree = self.forest.tree
-        length = (tree["end"] - tree["start"]).alias("host_ns")
-        own = self.range_work()
         parent = pl.when(pl.col("parent") != column_ops.NONE).then("parent").cast(pl.Int64)
+        rows = self._labelled(self.forest.tree).with_columns(parent.alias("parent"), _depths(self.forest))
+        return rows.hstack(self.range_times())
+
+    def range_times(self) -> pl.DataFrame:
+        """Return the last columns of `ranges`, from host_ns on."""
+        tree, own = self.forest.tree, self.range_work()
+        length = (tree["end"] - tree["start"]).alias("host_ns")
         inclusive = column_ops.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
-        times = (length, self_times(self.forest), inclusive, *own.get_columns())
-        return self._labelled(tree).with_columns(parent.alias("parent"), _depths(self.forest), *times)
+        return pl.DataFrame([length, self_times(self.forest), inclusive, *own.get_columns()])
 
     def crossing_ranges(self) -> pl.DataFrame:
         """Return the crossing ranges: the columns of `ranges` without parent, depth, self times and counts."""

@@ -160,15 +160,20 @@ def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
 
 def _executions(attribution: Attribution) -> pl.DataFrame:
     """Return a row per range, crossing ranges last, with its step (null: outside the steps)."""
-    forest = attribution.forest
-    rows = pl.concat([attribution.ranges(), attribution.crossing_ranges()], how="diagonal")
-    threads = pl.concat([forest.tree["thread"], forest.crossing["thread"]])
-    step = attribution.steps.at(forest.threads.table["process_code"].gather(threads), rows["start"]).cast(pl.Int64)
-    rows = rows.with_columns(pl.when(step >= 0).then(step).alias("step"), start_ns="start")
+    forest, times = attribution.forest, attribution.range_times().drop("gpu_by_time_ns")
+    length = (pl.col("end") - pl.col("start")).alias("host_ns")
+    crossing = forest.crossing.select(length).with_columns(attribution.crossing_gpu_ns.alias("gpu_ns"))
+    times = pl.concat([times, crossing], how="diagonal").with_columns(pl.all().fill_null(0))
+    ranges = forest.every_range()
+    # Categories take a quarter of the memory of texts.
+    labels = forest.labels.select(pl.col(*_LAYER, "shapes").cast(pl.Categorical))[ranges["label"]]
+    threads = forest.threads.table[ranges["thread"]]
+    step = attribution.steps.at(threads["process_code"], ranges["start"]).cast(pl.Int64)
+    rows = pl.select(pl.when(step >= 0).then(step).alias("step"), start_ns=ranges["start"])
+    rows = rows.hstack(labels).hstack(threads.select("process", "thread")).hstack(times)
     return rows.select(
-        "step", "layer", "module", "phase", "process", "thread", "start_ns", "host_ns",
-        pl.col("host_self_ns").fill_null(0), "gpu_ns", pl.col("gpu_self_ns", "kernels", "copies").fill_null(0),
-        "shapes",
+        "step", *_LAYER, "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns",
+        "kernels", "copies", "shapes",
     )  # fmt: skip
 
 

@@ -225,7 +225,8 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
         around.append((pl.col("bound") & chains.fill_null(False)).shift(-1, fill_value=False))
         beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
         counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
-        parts.append(rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts))
+        sums = rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts)
+        parts.append(sums.with_columns(pl.col("name").cast(pl.String)))
     sums = pl.concat(parts).group_by("name").agg(pl.all().sum())
     return sums.select("name", fusible=pl.col("beside") / pl.col("all"))
 
