@@ -17,6 +17,8 @@ _CELLS: Final = 2048
 _HOST: Final = ("thread", "layers")
 """Kinds of tracks whose ranges nest."""
 _KEYS: Final = ("lane", "key", "text")
+_SLICE: Final = 1 << 18
+"""Events per slice. Slices keep temporary columns small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def cells_of(every: pl.DataFrame, kept: pl.DataFrame, lanes: Sequence[dict[str, 
     devices = {place: first_of[lane["device"]] for place, lane in enumerate(lanes) if lane["device"]}
     parts = [_parts(one, devices, lanes) for one in (every, kept)]
     sums = _in_cells(_less(*parts), bounds, "key", "text")
-    busy = _in_cells(_less(*(_busy(one) for one in parts)), bounds, "lane").drop("calls")
+    busy = _in_cells(_less(*(_busy(one.drop("key", "text")) for one in parts)), bounds, "lane").drop("calls")
     while sums.height > most and bounds.len() > 2:
         bounds = pl.concat([bounds.gather_every(2), bounds.tail(1)]).unique().sort()
         sums, busy = _doubled(sums), _doubled(busy)
@@ -108,6 +110,13 @@ def _busy(parts: pl.DataFrame) -> pl.DataFrame:
 
 def _in_cells(parts: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
     """The sums of the parts in each cell. A call counts where it starts."""
+    every = [_cut(some, bounds, keys) for some in parts.iter_slices(_SLICE)] or [_cut(parts, bounds, keys)]
+    sums = pl.concat(every).group_by("cell", *keys).agg(pl.all().sum())
+    return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
+
+
+def _cut(parts: pl.DataFrame, bounds: pl.Series, keys: Sequence[str]) -> pl.DataFrame:
+    """The sums of some of the parts."""
     last = bounds.len() - 2
     first = bounds.search_sorted(parts["start"], side="right").cast(pl.Int64) - 1
     final = bounds.search_sorted(parts["end"], side="left").cast(pl.Int64) - 1
@@ -122,8 +131,7 @@ def _in_cells(parts: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFram
         calls=pl.when(pl.col("cell") == pl.col("first")).then("calls").otherwise(0),
         length_ns=(pl.min_horizontal("end", end) - pl.max_horizontal("start", begin)) * pl.col("sign"),
     )
-    sums = cut.group_by("cell", *keys).agg(pl.col("calls", "length_ns").sum())
-    return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
+    return cut.group_by("cell", *keys).agg(pl.col("calls", "length_ns").sum())
 
 
 def _doubled(sums: pl.DataFrame) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from annot.attribution import Attribution
 __all__ = ["Timeline", "timeline"]
 
 _EVENTS: Final = {
-    "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
+    "lane": pl.Int32, "row": pl.Int8, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
     "key": pl.Int32,
 }  # fmt: skip
 _ENDINGS: Final = {
@@ -80,7 +80,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     found = found.with_columns(pl.col("start_ns") - start)
     events, step = _sampled(found, most)
     cells = None if step == 1 else cells_of(found, events, lanes, most)
-    events = _in_rows(events).with_columns(pl.col("text").cast(pl.String))
+    events = _in_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
@@ -137,15 +137,26 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
         return events, 1
     step = -(-2 * events.height // most)
     longest = (most * step - events.height) // (step - 1)  # the samples of the rest fill up to `most`
-    # Sorting indices takes half the time of sorting the table.
-    order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
-    rest = order.slice(longest)
-    lane, parts = events["lane"].gather(rest), []
+    lane, length = events["lane"], events["length_ns"]
+    chosen = (length >= length.top_k(max(longest, 1)).min()).fill_null(False).arg_true().alias("event").to_frame()
+    chosen = chosen.with_columns(length.gather(chosen["event"])).sort("length_ns", descending=True, maintain_order=True)
+    parts = [chosen["event"].head(longest)]
+    rest, offset = pl.repeat(True, events.height, eager=True).scatter(parts[0], False), 0
     for number in lane.unique().sort():  # lane by lane, because sorting takes several times the memory of its rows
-        of_lane = rest.filter(lane == number).alias("event")
-        rows = pl.DataFrame([of_lane, events["start_ns"].gather(of_lane)])
-        parts.append(rows.sort("start_ns", maintain_order=True)["event"])
-    return events[pl.concat([order.head(longest), pl.concat(parts).gather_every(step)]).head(most)], step
+        of_lane = (rest & (lane == number)).arg_true().alias("event")
+        rows = events.select(pl.col("start_ns", "length_ns").gather(of_lane)).with_columns(of_lane)
+        if not _in_order(rows):
+            rows = rows.sort("start_ns", "length_ns", descending=[False, True], maintain_order=True)
+        parts.append(rows["event"].gather_every(step, offset))
+        offset = (offset - rows.height) % step
+    return events[pl.concat(parts).head(most)], step
+
+
+def _in_order(rows: pl.DataFrame) -> bool:
+    """Whether events are sorted by start, and those with the same start by length, the longest first."""
+    start, length = pl.col("start_ns"), pl.col("length_ns")
+    later, same = start > start.shift(1), start == start.shift(1)
+    return bool(rows.select((later | (same & (length <= length.shift(1)))).fill_null(True).all()).item())
 
 
 def _in_rows(events: pl.DataFrame) -> pl.DataFrame:
