@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.gpu_activities import by_layer_and_step
@@ -39,6 +40,24 @@ def test_a_sample_has_the_longest_events_and_some_of_the_others() -> None:
     assert set(found.events["length_ns"].unique()) == set(range(1, 8))  # the short ones are there, too
     longest = (1 + pl.int_range(250_000, eager=True) % 7).sort(descending=True)[:50_000]
     assert found.events["length_ns"].sort(descending=True)[:50_000].sum() >= longest.sum()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.tuples(*map(st.integers, (0, 0, 0), (2, 9, 4))), min_size=1, max_size=40), st.integers(1, 40))
+def test_sample_by_brute_force(kernels: list[tuple[int, int, int]], most: int) -> None:
+    """The longest events, and every n-th of the others, sorted by stream, start and length."""
+    kernels.sort(key=lambda kernel: kernel[1])
+    rows, count = Rows(), len(kernels)
+    for number, (stream, start, length) in enumerate(kernels):
+        rows.kernel(None, (start, start + length), name=f"k{number}", stream=stream)
+    order = sorted(range(count), key=lambda row: -kernels[row][2])
+    if count > most:
+        step = -(-2 * count // most)
+        longest = (most * step - count) // (step - 1)
+        rest = sorted(order[longest:], key=lambda row: kernels[row][:2])
+        order = [*order[:longest], *rest[::step]][:most]
+    found = timeline(attribute(rows.build()), most)
+    assert sorted(found.events["text"]) == sorted(f"k{row}" for row in order)
 
 
 def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> None:
