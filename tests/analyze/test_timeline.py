@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from operator import itemgetter
+
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_inputs import examples
 from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.gpu_activities import by_layer_and_step
@@ -42,22 +45,23 @@ def test_a_sample_has_the_longest_events_and_some_of_the_others() -> None:
     assert found.events["length_ns"].sort(descending=True)[:50_000].sum() >= longest.sum()
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.tuples(*map(st.integers, (0, 0, 0), (2, 9, 4))), min_size=1, max_size=40), st.integers(1, 40))
-def test_sample_by_brute_force(kernels: list[tuple[int, int, int]], most: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_sample_by_brute_force(seed: int) -> None:
     """The longest events, and every n-th of the others, sorted by stream, start and length."""
-    kernels.sort(key=lambda kernel: kernel[1])
+    chance = random.Random(seed)
+    kernels = [tuple(map(chance.randrange, (3, 10, 5))) for _ in range(chance.randrange(20, 80))]
+    kernels.sort(key=itemgetter(1))
+    most = chance.randrange(1, len(kernels))
     rows, count = Rows(), len(kernels)
     for number, (stream, start, length) in enumerate(kernels):
         rows.kernel(None, (start, start + length), name=f"k{number}", stream=stream)
     order = sorted(range(count), key=lambda row: -kernels[row][2])
-    if count > most:
-        step = -(-2 * count // most)
-        longest = (most * step - count) // (step - 1)
-        rest = sorted(order[longest:], key=lambda row: kernels[row][:2])
-        order = [*order[:longest], *rest[::step]][:most]
+    step = -(-2 * count // most)
+    longest = (most * step - count) // (step - 1)
+    rest = sorted(order[longest:], key=lambda row: kernels[row][:2])
+    kept = [*order[:longest], *rest[::step]][:most]
     found = timeline(attribute(rows.build()), most)
-    assert sorted(found.events["text"]) == sorted(f"k{row}" for row in order)
+    assert sorted(found.events["text"]) == sorted(f"k{row}" for row in kept)
 
 
 def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> None:
