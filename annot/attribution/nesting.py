@@ -29,7 +29,8 @@ def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
     The column parent of the tree is a row of this table, -1 at the top (Int32). A parent comes before its children.
     The ranges have thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
-    ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
+    ours (in annot's domain). Those of a thread with the same start and end are ordered by id. No end is null or before
+    the start. Further columns are kept.
     """
     given = [ranges]
     del ranges  # may have tens of millions of rows; the caller keeps no reference either
@@ -49,9 +50,12 @@ def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def in_order(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges by thread, start, longest first and row. Each column is dropped once it is copied."""
+    """Return the ranges by thread, start, longest first and row, in one piece of memory per column.
+
+    Each column is dropped once it is copied.
+    """
     order = column_ops.order(ranges["thread"], ranges["start"], ranges["end"])
-    if order.is_sorted():
+    if order.is_sorted() and max(ranges.n_chunks("all"), default=1) == 1:
         return ranges
     rows = ranges.clone()
     del ranges
