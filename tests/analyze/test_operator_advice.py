@@ -11,7 +11,7 @@ from operator_traces import A100, H100, OperatorTrace
 from shared_data import shared
 
 from annot.analyze.advice import Advice, Facts, advise, operators
-from annot.analyze.advice.operator_causes import cause_of
+from annot.analyze.advice.causes import cause_of
 from annot.analyze.verdict import verdict
 from annot.attribution import attribute
 from annot.read.formats import load
@@ -139,7 +139,7 @@ def test_words_about_attention(tmp_path: Path) -> None:
     values = ["", "", "", "0.", "True"]
     name, key = "aten::_scaled_dot_product_flash_attention", [2, 4, 128, 64]
     said = _said(OperatorTrace().op(name, [2, 16, 128, 64], key, key, values=values), tmp_path)
-    words = "short sequences (length 128, causal, 32 heads in total that share 8 key heads)"
+    words = "short sequences (length 128, causal, 2x16 heads, 2x4 key heads)"
     assert words in said["attention_shape"].evidence
 
 

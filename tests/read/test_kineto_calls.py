@@ -43,7 +43,7 @@ NONE: tuple[list[int], str, str] = ([], "", "")
             [FLOAT, ([], "ScalarList", "[2, 2]"), ([], "ScalarList", "[]"), ([], "ScalarList", "[0, -1]")],
             "aten avg_pool2d [2,3]f32 kernel=2,2 stride=, padding=0,-1 |op",
         ),
-        ("sum", [([4], "c10::Float8_e4m3fn", ""), ([], "ScalarList", "[0]")], "aten sum [4]float8_e4m3fn |op"),
+        ("sum", [([4], "c10::Float8_e4m3fn", ""), ([], "ScalarList", "[0]")], "aten sum [4]float8_e4m3fn dim=0, |op"),
         ("mm", [([2, 3], "BFloat16", ""), ([3, 4], "c10::BFloat16", "")], "aten mm [2,3]bf16 [3,4]bf16 |op"),
         ("add", [FLOAT, ([], "Float", "1.5")], "aten add [2,3]f32 |op"),
         ("mm", [([2, "x"], "float", ""), FLOAT], None),
