@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operator_traces import A100, H100, OperatorTrace
+from operator_traces import A100, H100, NO_NAME, OperatorTrace
 from shared_data import shared
 
 from annot.analyze.advice import Advice, Facts, advise, operators
@@ -287,3 +287,68 @@ def test_verdicts_show_two_shapes(tensors: int, shown: str, tmp_path: Path) -> N
     facts = Facts(OperatorTrace().op("mine::fused", *shapes).attribution(tmp_path))
     assert facts.operators[0].title == "mine::fused " + " x ".join(f"[{a},{b}]bf16" for a, b in shapes)
     assert f"100% goes to mine::fused {shown}." in verdict(facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dim", "us", "cause"),
+    [
+        ("aten::sum", [4096, 4096], "[0]", 100, "strided_reduction"),
+        ("aten::sum", [4096, 4096], "[1]", 100, "memory_bound"),
+        ("aten::sum", [4096, 4096], "[-2]", 100, "strided_reduction"),
+        ("aten::mean", [64, 256, 4096], "[0, 1]", 200, "strided_reduction"),
+        ("aten::mean", [64, 256, 4096], "[0, 2]", 100, "memory_bound"),
+        ("aten::amax", [4096, 4096], "", 100, "memory_bound"),
+        ("aten::argmax", [4096, 4096], "0", 100, "strided_reduction"),
+        ("aten::sum", [4096, 4096], "6", 100, "memory_bound"),  # a dtype, not a dimension
+        ("aten::sum", [4096, 4096, 1], "[1]", 100, "memory_bound"),
+        ("aten::sum", [4096, 4096], "[0]", 33, "strided_reduction"),  # 0.499 of 2,039 GB/s
+        ("aten::sum", [4096, 4096], "[0]", 32, "memory_bound"),
+    ],
+)
+def test_reductions(name: str, shape: list[int], dim: str, us: int, cause: str, tmp_path: Path) -> None:
+    """Reducing another dimension than the last is why less than half of the memory bandwidth is reached."""
+    trace = OperatorTrace(A100).op(name, shape, us=us, values=["", dim])
+    trace._events[0]["args"] |= {"Input Dims": [shape, []], "Input type": ["c10::BFloat16", "ScalarList"]}
+    assert _cause(trace, tmp_path) == cause
+
+
+@pytest.mark.parametrize(("rows", "cause"), [(8193, "dense_gradient"), (8192, "memory_bound")])
+def test_gradients_of_embeddings(rows: int, cause: str, tmp_path: Path) -> None:
+    """A dense gradient is sparse for certain if the table has more rows than the batch has indices."""
+    trace = OperatorTrace().op("aten::embedding_dense_backward", [8, 1024, 64], [8, 1024], values=["", "", str(rows)])
+    trace._events[0]["args"] |= {
+        "Input Dims": [[8, 1024, 64], [8, 1024], []],
+        "Input type": ["float", "long", "Scalar"],
+    }
+    assert _cause(trace, tmp_path) == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "us", "kernel", "rule"),
+    [
+        ("aten::cat", 110, NO_NAME, "concatenations"),
+        ("aten::cat", 90, NO_NAME, ""),
+        ("aten::clone", 110, NO_NAME, "tensor_copies"),
+        ("aten::to", 110, NO_NAME, "casts"),
+        ("aten::to", 110, "Memcpy HtoD (Pinned -> Device)", ""),
+        ("aten::copy_", 110, "Memcpy DtoD (Device -> Device)", "tensor_copies"),
+        ("aten::index_put_", 110, NO_NAME, ""),
+    ],
+)
+def test_copies(name: str, us: int, kernel: str, rule: str, tmp_path: Path) -> None:
+    """Copies on the device with 11 % of the run are worth advice, those with 9 % or of the host are not."""
+    matrix = [4096, 4096]
+    trace = OperatorTrace().op("aten::mm", matrix, matrix, us=500).op(name, matrix, us=us, kernel=kernel)
+    if kernel.startswith("Memcpy"):
+        trace._events[-1] |= {"cat": "gpu_memcpy"}
+    trace.op("aten::mm", matrix, matrix, us=500 - us)
+    said = _said(trace, tmp_path)
+    assert set(said) & {"concatenations", "casts", "tensor_copies"} == ({rule} if rule else set())
+
+
+def test_copies_of_a_serving_engine(tmp_path: Path) -> None:
+    """Users of an engine do not write its operators."""
+    trace = OperatorTrace().op("aten::cat", [4096, 4096])
+    assert "concatenations" in _said(trace, tmp_path)
+    trace._add("user_annotation", "step[DECODE bs=32]", ts=0, dur=200)
+    assert "concatenations" not in _said(trace, tmp_path)

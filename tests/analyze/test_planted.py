@@ -33,6 +33,12 @@ def test_nothing_is_advised_without_evidence(trace: str, tmp_path: Path) -> None
     assert advise(attribute(load(NOTHING[trace]().save(tmp_path)))) == []
 
 
+def test_the_verdict_names_a_lone_operator(tmp_path: Path) -> None:
+    """An elementwise operator alone has nothing to fuse with; the verdict says why it takes its time."""
+    said = verdict(Facts(attribute(load(NOTHING["a lone operator"]().save(tmp_path)))))
+    assert "100% goes to aten::add [67108864]bf16 x [67108864]bf16: memory-bound with 0.17 FLOPs per byte" in said
+
+
 def test_conversions_do_not_count_as_slow_products(tmp_path: Path) -> None:
     """The operator reaches 42 % of the peak, its convolution kernel 62 %."""
     trace = PLANTED["layout"][0]()

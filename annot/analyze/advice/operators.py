@@ -218,15 +218,17 @@ def _copies(facts: Facts, *, kind: str) -> Advice | None:
 
 
 def _kind_of_copy(operator: Operator) -> str:
-    """What an operator copies for; empty: it computes, or copies from or to the host only."""
-    if operator.from_host == 1 or operator.name not in (*_CONCATENATIONS, *_COPYING):
-        return ""
+    """What an operator copies for; empty: it computes."""
+    kind = next((kind for kind, names in _COPYING.items() if operator.name.removeprefix("aten::") in names), "")
     dtypes = {tensor.dtype for tensor in operator.tag.tensors} if operator.tag else set()
-    return "concatenations" if operator.name in _CONCATENATIONS else "casts" if len(dtypes) > 1 else "tensor_copies"
+    return "casts" if operator.name == "aten::copy_" and len(dtypes) > 1 else kind
 
 
-_CONCATENATIONS: Final = ("aten::cat", "aten::stack")
-_COPYING: Final = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::_to_copy", "aten::repeat")
+_COPYING: Final = {
+    "concatenations": ("cat", "stack"),
+    "casts": ("to", "_to_copy", "type_as"),
+    "tensor_copies": ("copy_", "clone", "contiguous", "repeat"),
+}
 _COPIES: Final = {
     "concatenations": (
         "concatenations, which copy each input",

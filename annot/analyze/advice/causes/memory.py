@@ -46,7 +46,7 @@ def embedding_cause(operator: Operator, call: Call) -> Cause | None:
         return None
     return Cause(
         "dense_gradient",
-        f"a dense gradient of {rows} rows, of which {indices} indices reach at most {indices / rows:.0%}",
+        f"a dense gradient of {rows:,} rows, of which {indices:,} indices reach at most {indices / rows:.0%}",
         "Use sparse gradients for the embedding, or a smaller table.",
         "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
         "optimizer = torch.optim.SparseAdam(embedding.parameters())",
