@@ -52,6 +52,8 @@ def _said(trace: OperatorTrace, folder: Path) -> dict[str, Advice]:
         ([256, 65536], [65536, 256], "few_tiles", {"kernel": TILED}),
         ([256, 65536], [65536, 256], "few_tiles", {"kernel": SPLIT}),  # 4 tiles and 8 parts of K
         ([640, 65536], [65536, 128], "skinny", {"kernel": SPLIT}),  # 5 tiles and 8 parts of K
+        ([99, 128, 128], [99, 128, 128], "small_batched", {}),
+        ([99, 129, 128], [99, 128, 128], "skinny", {}),
     ],
 )
 def test_matrix_multiplications(
@@ -88,6 +90,8 @@ def test_peaks_decide_on_a_known_device(tmp_path: Path) -> None:
         ([32, 64, 56, 56], [64, 64, 3, 3], {"t": "True", "s": 2}, "transposed"),
         ([32, 64, 56, 56], [64, 1, 3, 3], {"g": 64}, "depthwise"),
         ([32, 64, 56, 56], [64, 2, 3, 3], {"g": 32}, "grouped"),
+        ([32, 512, 56, 56], [512, 64, 3, 3], {"g": 8}, "grouped"),
+        ([32, 512, 56, 56], [520, 64, 3, 3], {"g": 8}, "misaligned"),  # 65 output channels per group: half a tile is 64
         ([32, 64, 56, 56], [256, 64, 1, 1], {}, "pointwise"),
         ([32, 64, 56, 56], [64, 64, 1, 3], {}, "asymmetric"),
         ([32, 64, 56, 56], [64, 64, 3, 1], {}, "asymmetric"),
@@ -95,7 +99,7 @@ def test_peaks_decide_on_a_known_device(tmp_path: Path) -> None:
         ([32, 8, 224, 224], [64, 8, 3, 3], {}, "skinny"),
         ([32, 64, 56, 56], [64, 64, 3, 3], {"d": 2}, "dilated"),
         ([32, 64, 56, 56], [64, 64, 7, 7], {}, "large_kernel"),
-        ([32, 64, 56, 56], [64, 64, 5, 5], {}, None),
+        ([32, 64, 56, 56], [64, 64, 6, 6], {}, None),
         ([1, 512, 7, 7], [512, 512, 3, 3], {}, "few_tiles"),
     ],
 )
@@ -105,6 +109,40 @@ def test_convolutions(
     """The kind of a convolution follows from its weight and arguments, else it is slow as a matrix multiplication."""
     values = [text.format(**{"s": 1, "d": 1, "t": "False", "g": 1} | options) for text in CONV]
     assert _cause(OperatorTrace().op("aten::convolution", data, weight, values=values), tmp_path) == cause
+
+
+@pytest.mark.parametrize(
+    ("weight", "options", "cause"),
+    [
+        ([1024, 1024, 1, 1], {}, "pointwise"),
+        ([1024, 1024, 1, 3], {}, "asymmetric"),
+        ([1024, 1024, 3, 3], {"d": 2}, "dilated"),
+        ([1024, 32, 3, 3], {"g": 32}, "grouped"),
+    ],
+)
+def test_convolutions_near_the_peak_are_fine(
+    weight: list[int], options: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    """At 55 % of the roof of an A100 the shape is no reason; at 45 % it is."""
+    values = [text.format(**{"s": 1, "d": 1, "t": "False", "g": 1} | options) for text in CONV]
+    data = [32, 1024, 56, 56]
+    one = OperatorTrace(A100).op("aten::convolution", data, weight, values=values)
+    reached = Facts(one.attribution(tmp_path)).operators[0].roof_share  # in 100 µs
+    assert reached is not None
+    for share in (0.45, 0.55):
+        us = round(100 * reached / share)
+        trace = OperatorTrace(A100).op("aten::convolution", data, weight, values=values, us=us)
+        assert (_cause(trace, tmp_path) == cause) == (share < 0.5)
+
+
+@pytest.mark.parametrize(("depth", "code"), [(1024, "parts of K"), (1023, "torch.stack(lefts)")])
+def test_a_long_k_can_be_split(depth: int, code: str, tmp_path: Path) -> None:
+    """K of four times the rows and columns keeps several multiprocessors busy."""
+    trace = OperatorTrace().op("aten::mm", [256, depth], [depth, 256], dtype="double")
+    found = cause_of(Facts(trace.attribution(tmp_path)).operators[0])
+    assert found is not None
+    assert found.name == "few_tiles"
+    assert code in found.code
 
 
 @pytest.mark.parametrize(
@@ -145,7 +183,12 @@ def test_words_about_attention(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "chosen", "cause"),
-    [(16, 2, "few_tokens_per_expert"), (992, 1, "few_tokens_per_expert"), (2048, 2, "large_capacity")],
+    [
+        (16, 2, "few_tokens_per_expert"),
+        (256, 1, "few_tokens_per_expert"),
+        (992, 1, "few_tokens_per_expert"),
+        (2048, 2, "large_capacity"),
+    ],
 )
 def test_experts(tokens: int, chosen: int, cause: str, tmp_path: Path) -> None:
     """The tokens per expert decide whether the weights of the experts are read for enough computation."""
@@ -154,6 +197,10 @@ def test_experts(tokens: int, chosen: int, cause: str, tmp_path: Path) -> None:
     assert _cause(trace, tmp_path) == cause
     said = _said(trace, tmp_path)["experts_shape"]
     sparse = "sparse " if chosen == 1 else ""
+    few = (
+        "few tokens for many experts" if tokens == 16 else "few tokens per expert" if chosen == 1 else "large capacity"
+    )
+    assert few in said.evidence
     words = f"{tokens} tokens with {sparse}top-{chosen} routing to 16 experts, a mean of {tokens * chosen / 16:.0f} per"
     assert words in said.evidence
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from annot.analyze.advice.causes.attention import attention_cause
-from annot.analyze.advice.causes.cause import LOW_ROOF, Cause, Family
+from annot.analyze.advice.causes.cause import LOW_ROOF, Cause, Family, is_fast
 from annot.analyze.advice.causes.convolution import convolution_cause
 from annot.analyze.advice.causes.experts import experts_cause
 from annot.analyze.advice.causes.gemm import gemm_cause
@@ -50,11 +50,9 @@ def _low_roof(operator: Operator) -> Cause | None:
 
     It saves at most what separates it from `LOW_ROOF`: a profile does not show that more is possible.
     """
-    if operator.roof_share is None or operator.memory_bound or not operator.multiplies:
+    if operator.roof_share is None or operator.memory_bound or is_fast(operator):
         return None
     reached = operator.roof_share / operator.multiplies
-    if reached >= LOW_ROOF:
-        return None
     return Cause(
         "low_efficiency", f"{operator.roof_share:.0%} of the peak of the device at this precision",
         "Let the compiler or the library choose another kernel.",

@@ -50,10 +50,9 @@ def first_cause(causes: Iterable[Callable[[_Subject], Cause | None]], subject: _
 
 
 def is_fast(operator: Operator) -> bool:
-    """Whether a compute-bound operator reaches so much of the peak of its device that its shape does not slow it."""
-    if operator.roof_share is None or operator.memory_bound or not operator.multiplies:
-        return False
-    return operator.roof_share / operator.multiplies >= LOW_ROOF
+    """Whether an operator reaches so much of the roof of its device that its shape does not slow it."""
+    computes = 1.0 if operator.memory_bound else operator.multiplies
+    return operator.roof_share is not None and operator.roof_share >= LOW_ROOF * computes
 
 
 def roof_words(operator: Operator) -> str:

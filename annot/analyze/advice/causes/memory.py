@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from annot.analyze.advice.causes.cause import LOW_ROOF, Cause, roof_words
+from annot.analyze.advice.causes.cause import Cause, is_fast, roof_words
 from annot.analyze.advice.operator_facts import Operator
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import REDUCTIONS, reduced_dimensions
@@ -22,7 +22,7 @@ def reduction_cause(operator: Operator, call: Call) -> Cause | None:
         return None
     dimensions = reduced_dimensions(call)
     apart = math.prod(call.shape()[max(dimensions, default=0) + 1 :])
-    if apart <= 1 or (operator.roof_share is not None and operator.roof_share >= LOW_ROOF):
+    if apart <= 1 or is_fast(operator):
         return None
     which = f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
     return Cause(
