@@ -101,7 +101,7 @@ def test_layers_of_verdicts_are_rows() -> None:
     assert [*_layers_in(report.meta["verdict"])] == ["Sequential.2 Linear"]
     assert "Sequential.2 Linear" in {f"{row.path} {row.module}" for row in named_rows(report)}
     lines = _printed(partial(print_table, report), 80)
-    assert any(line.startswith("> Sequential.2 Linear") for line in lines)
+    assert any(line.startswith(">   Sequential.2 Linear") for line in lines)
 
 
 def _blocks(count: int) -> Rows:

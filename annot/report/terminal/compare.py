@@ -134,8 +134,8 @@ def _table(
     kept = ("difference_ns", "speedup")
     columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
-    most = max((abs(row["difference_ns"]) for row in rows), default=0)
-    labels = [marked(_label(row, names), is_hottest=0 < most == abs(row["difference_ns"])) for row in rows]
+    changes = [abs(row["difference_ns"]) for row in rows]
+    labels = marked([_label(row, names) for row in rows], changes.index(max(changes)) if any(changes) else None)
     return fitted_table(title, labels, columns, rows, width, ends, COMPARED["kernels_gone"].title)
 
 
