@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Final
 
 import polars as pl
@@ -18,7 +19,7 @@ RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *cpu.RULES, *kernels.RULES, *oper
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
-    "layers": pl.List(pl.String),
+    "layers": pl.List(pl.String), "where": pl.List(pl.String),
 }  # fmt: skip
 
 
@@ -46,6 +47,12 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
 
 
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:
-    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `advise`, `Advice`."""
-    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution, facts)]
+    """Return a row per suggestion; see `advise`.
+
+    Returns:
+        rule, advice, evidence, code, saves (0 to 1), layers   see `Advice`
+        where   the names of the layers in reports, see `Facts.where`
+    """
+    facts = facts or Facts(attribution)
+    rows = [[*astuple(advice), facts.where(advice.layers)] for advice in advise(attribution, facts)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

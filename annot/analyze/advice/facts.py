@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from annot.analyze.step_time import step_time, step_work
 from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
+from annot.labels.layer_path import with_parent
 from annot.labels.serving import serving_engine
 from annot.labels.tag import COMPILED, Tag, parse
 
@@ -42,6 +43,7 @@ _COMPILED: Final = rf"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|\b{
 """Ranges around the graphs of torch.compile, of PyTorch and of annot."""
 _OF_INDUCTOR: Final = r"^triton_(?:poi|red|per|tem|for|mm)_"
 """Kernels that Inductor generates: pointwise, reductions, persistent reductions, templates and foreach."""
+_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
 """Names of kernels that a backward pass runs."""
 
@@ -150,6 +152,19 @@ class Facts:
     def layers(self) -> pl.DataFrame:
         """The table of `annot.attribution.by_layer`."""
         return by_layer(self.attribution)
+
+    @cached_property
+    def model_class(self) -> str:
+        """Class of the model; empty: unknown, or several models."""
+        models = self.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
+        classes = models["module"].unique().to_list()
+        return str(classes[0]) if len(classes) == 1 else ""
+
+    def where(self, layers: Sequence[str]) -> list[str]:
+        """Return the names of layers in reports: the class of the model is before a number, or its own after it."""
+        modules = dict(self.layers.select("layer", "module").iter_rows())
+        names = [with_parent(layer, self.model_class) for layer in layers]
+        return [f"{name} {modules.get(name, '')}".strip() if name.isdecimal() else name for name in names]
 
     @cached_property
     def steps(self) -> pl.DataFrame:

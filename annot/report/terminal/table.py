@@ -314,8 +314,8 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
         lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
-        if row["layers"]:
-            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
+        if row["where"]:
+            lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
         lines.append(Text())
     return lines[:-1]
