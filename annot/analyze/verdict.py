@@ -81,8 +81,8 @@ def verdict(facts: Facts) -> str:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
-    said = f": {', and '.join(clauses)}" if clauses else ""
-    return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
+    what = f": {', and '.join(clauses)}" if clauses else ""
+    return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
 
 
 def _subject(rows: _Rows, facts: Facts) -> str:

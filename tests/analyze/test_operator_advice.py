@@ -201,7 +201,7 @@ def test_experts(tokens: int, chosen: int, cause: str, tmp_path: Path) -> None:
         "few tokens for many experts" if tokens == 16 else "few tokens per expert" if chosen == 1 else "large capacity"
     )
     assert few in said.evidence
-    words = f"{tokens} tokens with {sparse}top-{chosen} routing to 16 experts, a mean of {tokens * chosen / 16:.0f} per"
+    words = f"{tokens} tokens, {sparse}top-{chosen} routing to 16 experts: {tokens * chosen / 16:.0f} each"
     assert words in said.evidence
 
 

@@ -49,7 +49,7 @@ def print_answer(report: Report, console: Console, *, more: str = "", reasons: s
 
 
 def print_lines(console: Console, blocks: Sequence[Sequence[RenderableType]], further: int) -> None:
-    """Print blocks of lines, with empty lines between them as far as `LINES` allows.
+    """Print blocks of lines, with empty lines between them if `LINES` allows.
 
     `further` is the number of lines beyond one per renderable.
     """
@@ -117,7 +117,7 @@ def _advice_text(row: Mapping[str, Any], report: Report, *, with_layers: bool) -
     folds = dict(report.rows.drop_nulls("group").select("layer", "group").iter_rows()) if "group" in report.rows else {}
     root = model_class(shown_lines(report)) if report.view.layout == "tree" else ""
     names = zip(row["layers"], row["where"], strict=True)
-    paths = dict.fromkeys(with_parent(folds[layer], root) if layer in folds else name for layer, name in names)
+    paths = dict.fromkeys(with_parent(folds.get(layer, name), root) for layer, name in names)
     layers = [*map(printable, paths)]
     others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
     where = f" In {layers[0]}{others}." if layers and with_layers else ""

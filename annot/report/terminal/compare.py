@@ -141,7 +141,7 @@ def _table(
 
 def _left_out(rows: int, fused: int) -> list[Text]:
     """Return sentences about the rows that the table lacks; `fused` of them are layers of fused kernels."""
-    said = []
+    sentences = []
     for count, why, of_one in (
         (rows - fused, "rows inside them explain their changes", "rows inside it explain its change"),
         (
@@ -151,8 +151,8 @@ def _left_out(rows: int, fused: int) -> list[Text]:
         ),
     ):
         if count:
-            said.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
-    return [Text(" ".join([*said, "Files contain all rows."]), style="dim")] if said else []
+            sentences.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
+    return [Text(" ".join([*sentences, "Files contain all rows."]), style="dim")] if sentences else []
 
 
 def _phase(row: dict[str, Any], width: int) -> str:

@@ -27,16 +27,17 @@ def experts_cause(operator: Operator, call: Call) -> Cause | None:
 def _routing(mixture: Mixture, rows: float) -> str:
     mean = f"{rows:.0f}" if rows >= 2 else f"{rows:.2g}"
     return (
-        f"{mixture.tokens} tokens with {'sparse ' * (mixture.chosen == 1)}top-{mixture.chosen} routing to "
-        f"{mixture.experts} experts, a mean of {mean} per expert"
+        f"{mixture.tokens} tokens, {'sparse ' * (mixture.chosen == 1)}top-{mixture.chosen} routing to "
+        f"{mixture.experts} experts: {mean} each"
     )
 
 
 def _few_tokens(mixture: Mixture, rows: float) -> Cause:
+    """Memory-bound experts: the weights of each are read for few tokens."""
     few = "few tokens for many experts" if rows < _ROWS else "few tokens per expert"
     return Cause(
         "few_tokens_per_expert",
-        f"{few} ({_routing(mixture, rows)}), which is memory-bound",
+        f"{few} ({_routing(mixture, rows)})",
         "Route more tokens to each expert: use larger batches, expert parallelism or fewer experts. Or store the "
         "weights in 8 bits.",
         "tokens = torch.bincount(expert_ids.flatten(), minlength=experts)      # tokens of each expert",
@@ -44,9 +45,10 @@ def _few_tokens(mixture: Mixture, rows: float) -> Cause:
 
 
 def _large_capacity(mixture: Mixture, rows: float) -> Cause:
+    """Compute-bound experts."""
     return Cause(
         "large_capacity",
-        f"large capacity ({_routing(mixture, rows)}), which is compute-bound",
+        f"large capacity ({_routing(mixture, rows)}), compute-bound",
         "Balance the load of the experts, and reduce the capacity to the tokens that they get. Or compute in 8 bits.",
         "capacity = math.ceil(1.25 * tokens * top_k / experts)",
     )  # fmt: skip
