@@ -279,7 +279,7 @@ def test_advice_is_whole_sentences() -> None:
         {
             "advice": f"Change the {word} of this model in the first step.",
             "saves": 0.5,
-            **dict.fromkeys(("layers", "where"), ["h.3.fc"]),
+            **_layers("h.3.fc"),
         }
         for word in ("width", "depth")
     ]
@@ -324,7 +324,7 @@ def test_precisions_are_those_of_the_device() -> None:
         run = Run(rows.build(devices=[{"name": device, "id": 0}]))
         text = " ".join(" ".join(_printed(partial(print_table, run.view("layer", "roofline")), 160)).split())
         other = {"tensor": "matrix", "matrix": "tensor"}[unit]
-        assert text.count(f"bf16 {unit}") == 2
+        assert f"bf16 {unit}" in text
         assert f"bf16 {other}" not in text
 
 
