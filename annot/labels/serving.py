@@ -66,10 +66,11 @@ def serving_engine(text: str) -> str:
     """Return the name of the engine whose step a range text names; empty for other texts.
 
     Example:
-        >>> serving_engine("step[DECODE bs=32]"), serving_engine("train")
-        ('SGLang', '')
+        >>> serving_engine("step[DECODE bs=32]"), serving_engine("execute_new_1_cached_3"), serving_engine("train")
+        ('SGLang', 'vLLM', '')
     """
-    return next((engine for engine, parsed in _ENGINES.items() if parsed(text) is not None), "")
+    engine = next((engine for engine, parsed in _ENGINES.items() if parsed(text) is not None), "")
+    return "vLLM or SGLang" if engine == "vLLM" and "(sq" in text else engine  # TraceLens profiles both in this format
 
 
 def _vllm(text: str) -> ServingStep | None:

@@ -476,6 +476,13 @@ INDUCTOR, GRAPH = "triton_poi_fused_add_relu_0", ("cudaGraphLaunch_v10000", 1)
         (TENSOR, "net.a Linear |fwd", [GRAPH], "with torch.cuda.graph(graph):", "the run launches CUDA graphs"),
         (INDUCTOR, "step[DECODE bs=32]", [], "without --disable-cuda-graph", "the model is compiled"),
         (TENSOR, "step[DECODE bs=32]", [GRAPH], "--max-running-requests", "the run launches CUDA graphs"),
+        (
+            TENSOR,
+            "execute_31_context_0(sq0sk0sqsq0sqsk0)_generation_31(sq31sk9)",
+            [],
+            "SGLang: without --dis",
+            "on average",
+        ),
         (TENSOR, "execute_new_1_cached_3", [], "without --enforce-eager", "on average"),
         (TENSOR, "[Executor] _forward_step 7: 1 ctx reqs, 31 gen reqs", [], "graphs.yaml", "on average"),
     ],

@@ -6,12 +6,12 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.part_names import GPU_PARTS
 from annot.attribution.host_times import known
 
-__all__ = ["batch_size", "cuda_graphs", "host_bound"]
+__all__ = ["RULES", "cuda_graphs", "host_bound"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
@@ -56,6 +56,10 @@ _OF_ENGINES: Final = {
     "SGLang": (
         "python -m sglang.launch_server --model-path MODEL      # without --disable-cuda-graph",
         "python -m sglang.launch_server --model-path MODEL --max-running-requests 512      # more in each step",
+    ),
+    "vLLM or SGLang": (
+        "vllm serve MODEL      # without --enforce-eager; SGLang: without --disable-cuda-graph",
+        "vllm serve MODEL --max-num-seqs 512      # SGLang: --max-running-requests 512",
     ),
     "TensorRT-LLM": (
         "trtllm-serve MODEL --extra_llm_api_options graphs.yaml      # cuda_graph_config: {enable_padding: true}",
@@ -150,3 +154,6 @@ def batch_size(facts: Facts) -> Advice | None:
         f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
         share,
     )
+
+
+RULES: Final[tuple[Rule, ...]] = (cuda_graphs, host_bound, batch_size)

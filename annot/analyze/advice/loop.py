@@ -11,7 +11,7 @@ from annot.analyze.advice import cpu
 from annot.analyze.advice.communication import collectives
 from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.launches import batch_size, cuda_graphs, host_bound
+from annot.analyze.advice.launches import cuda_graphs, host_bound
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import WORK
 from annot.analyze.uneven_steps import excess_of_long_steps
@@ -250,6 +250,6 @@ def coverage(facts: Facts) -> Advice | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, cuda_graphs, host_bound, batch_size,
-    stragglers, collectives, uneven_steps, coverage,
+    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives, uneven_steps,
+    coverage,
 )  # fmt: skip
