@@ -75,6 +75,14 @@ def test_experts_and_unknown_operators_have_their_tensors() -> None:
     assert call_text("mine", *lists) == f"mine {shapes} |other"
 
 
+def test_lists_of_tensors() -> None:
+    """Operators without named arguments have the shapes of the first tensors in their lists, whose dtype is unknown."""
+    shapes = [[4, size] for size in range(6)]
+    lists = (json.dumps([shapes, []]).encode(), b'["TensorList", "Scalar"]', b"")
+    assert call_text("aten::cat", *lists) == "aten cat [4,0] [4,1] [4,2] [4,3] +2 |other"
+    assert call_text("aten::cat", b'[{"a": 1}, []]', *lists[1:]) is None
+
+
 def test_older_traces_lack_values() -> None:
     """Without ``Concrete Inputs`` the arguments are unknown, and not their defaults."""
     found = call_text(

@@ -174,23 +174,22 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
             if not _is_shape(sizes):
                 return None
             tensors.append(TensorSpec(tuple(sizes), dtype))
-        elif argument is None and kind == "TensorList":
-            shapes = [sizes for sizes in sizes if _is_shape(sizes)] if isinstance(sizes, list) else []
-            tensors += [TensorSpec(tuple(shape), "") for shape in shapes[:_MOST_LISTED]]
-            omitted += max(0, len(shapes) - _MOST_LISTED)
         elif argument is None:
-            continue
+            listed = _listed_tensors(kind, sizes)
+            tensors, omitted = tensors + listed[:_MOST_LISTED], omitted + len(listed[_MOST_LISTED:])
         elif kind == "":
             arguments.append((argument, None))
         elif (found := _value(value)) is not _DROPPED:
             arguments.append((argument, found))
     if signature or EXPERTS.search(operator):
         return tag.format(Tag(space, phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
-    return (
-        tag.format(Tag(space or operator, operator if space else "", "other", tuple(tensors), omitted))
-        if tensors
-        else None
-    )
+    other = Tag(space or operator, operator if space else "", "other", tuple(tensors), omitted)
+    return tag.format(other) if tensors else None
+
+
+def _listed_tensors(kind: Any, sizes: Any) -> list[TensorSpec]:
+    shapes = sizes if kind == "TensorList" and isinstance(sizes, list) else []
+    return [TensorSpec(tuple(shape), "") for shape in shapes if _is_shape(shape)]
 
 
 def _aligned(names: Sequence[str] | None, lists: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any, Any, Any]]:

@@ -57,20 +57,19 @@ def fitted_table(
     """
     gap = 2 if width >= NARROW else 1
     wanted = min(room, max((label.cell_len for label in labels), default=0))
-    shown = _fitting(_filled(columns, rows, width), lambda taken: width - taken >= wanted, gap)
-    left = width - _taken(shown, gap)
+    shown = _filled(columns, rows, width)
+    while (left := width - sum(column.width + gap for column in shown)) < wanted and len(shown) > _FEW:
+        shown = _without_least(shown)
     longest_end = max((text.cell_len for text in shapes), default=0)
     if longest_end and end_room:
         most = left - gap - min(end_room, longest_end)
     longest = max([len(title), *(label.cell_len for label in labels)])
     label = max(LABEL, min(left, most or left, longest))
     end = max(len(last), min(longest_end, left - label - gap)) if longest_end else 0
-    heads = [column.title for column in shown]
-    lines: list[tuple[Text, Sequence[str], Text | None]] = [
-        (Text(title, "bold"), heads, Text(last, "bold") if end else None)
-    ]
-    for place, text in enumerate(labels):
-        lines.append((text, [column.cells[place] for column in shown], shapes[place] if end else None))
+    first = [Text(title, "bold"), *labels]
+    cells = zip(*([column.title, *column.cells] for column in shown), strict=True) if shown else [()] * len(first)
+    ends = [Text(last, "bold"), *shapes] if end else [None] * len(first)
+    lines = [*zip(first, cells, ends, strict=True)]
     return _Table(lines, label, [column.width for column in shown], end, gap)
 
 
@@ -95,17 +94,6 @@ def _filled(columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int) 
         for column in columns if width >= column.least
     )  # fmt: skip
     return [_Column(column.title, cells, column.spare, column.keep) for column, cells in texts if any(cells)]
-
-
-def _taken(columns: Sequence[_Column], gap: int) -> int:
-    return sum(column.width + gap for column in columns)
-
-
-def _fitting(columns: list[_Column], is_room: Callable[[int], bool], gap: int) -> list[_Column]:
-    """The columns that leave room for the labels, or the last few."""
-    while len(columns) > _FEW and not is_room(_taken(columns, gap)):
-        columns = _without_least(columns)
-    return columns
 
 
 def _without_least(columns: list[_Column]) -> list[_Column]:
