@@ -428,7 +428,7 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
     heads = lines[1].split()
     assert heads[:7] == ["Layer", "Phase", "Time", "Share", "FLOP/s", "FLOP/B", "Batch"]
     assert not {"Bound", "Roof", "Stall"} & set(heads)
-    backward = [line for line in lines if line.startswith("features.0 Conv2d") and "backward" in line]
+    backward = [line for line in lines if line[2:].startswith("features.0 Conv2d") and "backward" in line]
     assert backward[-1].split()[2:5] == ["backward", "1.500", "43.1%"]
     rows = printed("report", path, "--columns", "roofline", "--format", "csv").splitlines()
     assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["32", "16"]
