@@ -8,13 +8,14 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.attribution import column_ops
+from annot.attribution import column_ops, host_times
 from annot.attribution.compiled_layers import calls_in_graphs
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.graph_captures import grow_captured
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
+from annot.attribution.outside_ranges import outside_ranges_ns
 from annot.attribution.parsed_labels import EPOCH
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
@@ -46,7 +47,7 @@ class Attribution:
             without ranges), host_self_ns, host_overlap_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns,
             gpu_by_sequence_ns. The child nodes together take host_overlap_ns longer than the calls of the node,
             because they overlap in time. The nodes of `annot.attribution.gpu_time.REASONS` hold the unattributed GPU
-            activities.
+            activities, that of `OUTSIDE_RANGES` the host time outside ranges of a profile without GPU activity.
         names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns.
         busy: a row per layer and device, including the layers inside: key, process, device, busy_ns, first_ns, last_ns.
         device_busy: a row per device: process, device, busy_ns, first_ns, last_ns.
@@ -179,8 +180,12 @@ def _attribute(
     def per_range(*names: str) -> pl.DataFrame:
         return range_work(source.work_blocks(), attributor, forest.tree.height, names or [*_RANGE_WORK])
 
+    nodes = _node_table(forest, account, host)
+    on_gpu = nodes.select(pl.col("kernels", "copies").sum()).row(0) != (0, 0)
+    if host_times.known(source.meta) and not (on_gpu or source.meta.get("totals")):
+        nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
     attribution = Attribution(
-        whole, forest, steps, _node_table(forest, account, host), account.of_names(), account.busy(),
+        whole, forest, steps, nodes, account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
         account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
     )  # fmt: skip

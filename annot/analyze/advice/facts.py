@@ -290,12 +290,6 @@ class Facts:
         devices = self.step_time.unique(["process", "device"])
         return int(devices["wall_ns"].sum())
 
-    @property
-    def mean_step_ns(self) -> float | None:
-        """Mean time of the steps in `step_time` in ns; None with fewer than two steps."""
-        count = self.attribution.steps.steady().height
-        return int(self.step_time.unique("process")["wall_ns"].sum()) / count if count > 1 else None
-
     @cached_property
     def work(self) -> pl.DataFrame:
         """GPU activities of the steps.
