@@ -7,8 +7,8 @@ Every view is one declaration in `_VIEWS`. All renderers (terminal, page, notebo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
 
 __all__ = [
-    "COLUMN_GROUPS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "View", "find_view", "views",
+    "COLUMN_GROUPS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
 ]  # fmt: skip
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
@@ -370,12 +370,15 @@ ROOFLINE_COLUMNS: Final = (
 
 @cache
 def views() -> Mapping[str, View]:
-    """Return all views by name: those of annot, then those of packages with an entry point ``annot.views``.
+    """Return all views by name: those of annot, then `other_views`."""
+    return {view.name: view for view in (*_VIEWS, *other_views())}
 
-    Raises:
-        AnnotError: an entry point cannot be loaded or is not a `View`.
-    """
-    return {view.name: view for view in (*_VIEWS, *loaded("annot.views", View))}
+
+@cache
+def other_views() -> tuple[View, ...]:
+    """Return the views of packages with an entry point ``annot.views``. An error in their rows is an `AnnotError`."""
+    extensions = loaded("annot.views", View)
+    return tuple(replace(one.target, rows=partial(one.require, one.target.rows)) for one in extensions)
 
 
 def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:

@@ -13,7 +13,7 @@ from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.gpu_activities import by_layer_and_step
 from annot.analyze.timeline import timeline
-from annot.analyze.tracks import Lanes
+from annot.analyze.tracks import Lanes, Tracks
 from annot.attribution import attribute, by_layer
 
 
@@ -112,6 +112,15 @@ def test_texts_of_ranges_have_words_for_codes() -> None:
         rows.range(text, 100 * number, 100 * number + 50)
     found = timeline(attribute(rows.build())).events.sort("start_ns")
     assert found["text"].to_list() == list(said.values())
+
+
+def test_a_thread_has_one_number_in_all_of_its_rows() -> None:
+    """Threads are numbered in each process, in the order in which they come."""
+    tracks = Tracks({})
+    for kind in ("thread", "launch"):
+        tracks.of(kind, pl.DataFrame({"process": [1, 1, 2, 1], "thread": [7, 5, 5, 7]}))
+    names = ["thread 1", "thread 2", "thread 1", "thread 1: launches", "thread 2: launches", "thread 1: launches"]
+    assert [track.name for track in tracks.all()] == names
 
 
 @settings(deadline=None)
