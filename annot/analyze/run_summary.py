@@ -18,6 +18,7 @@ from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
+from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_summary"]
@@ -109,7 +110,7 @@ def _name(part: str, layer: str, module: str, repeats: int) -> str:
     if not layer and not module:
         return "(outside layers)"
     times = f" ×{repeats:,}" if repeats > 1 else ""
-    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip() + times
+    return named(layer or ("" if part == "optimizer" else "(model)"), module) + times
 
 
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:

@@ -21,7 +21,7 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
-from annot.labels.layer_path import with_parent
+from annot.labels.layer_path import named, with_parent
 
 __all__ = ["verdict"]
 
@@ -219,7 +219,7 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, 
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
     return [
-        (_short(f"{with_parent(layer, facts.model_class)} {module}".strip()), time, (layer, module))
+        (_short(named(with_parent(layer, facts.model_class), module)), time, (layer, module))
         for layer, module, time in names
     ]
 

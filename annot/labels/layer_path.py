@@ -25,6 +25,7 @@ __all__ = [
     "is_within",
     "last",
     "layers_of",
+    "named",
     "relative",
     "with_parent",
     "within",
@@ -162,6 +163,16 @@ def with_parent(path: str, root: str = "") -> str:
         ('Sequential.2', 'Sequential.*.fc', 'classifier.2')
     """
     return f"{root}.{path}" if root and (path[:1].isdecimal() or path[:1] == "*") else path
+
+
+def named(path: str, module: str) -> str:
+    """Return the path and the class of a layer, the class alone if it is the path of a model in a script.
+
+    Example:
+        >>> named("encoder.fc", "Linear"), named("Linear", "Linear")
+        ('encoder.fc Linear', 'Linear')
+    """
+    return path if path == module else f"{path} {module}".strip()
 
 
 def _separator(path: str) -> str:

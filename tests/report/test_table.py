@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from operator_traces import H100
+from planted_traces import Planted
 from ranked import ordered_only
 from rich.cells import cell_len
 from rich.console import Console
@@ -504,3 +506,15 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
     assert [re.split(r"(?<=\S)  ", line)[0] for line in lines if "%" in line] == [
         "> Epoch", "    Batch", "  Epoch validate", "    Batch validate", "  (unattributed) outside ranges",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_roofline_by_shape_shows_the_shapes(width: int, tmp_path: Path) -> None:
+    """Rows of one operator differ only in their inputs, so that the last columns of numbers are hidden first."""
+    kernels = (("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", 900),)
+    trace = Planted(H100).op("aten::mm", [4096, 4096], [4096, 64], kernels=kernels)
+    path = trace.op("aten::mm", [4096, 4096], [4096, 8192], kernels=kernels).save(tmp_path)
+    lines = _printed(path, width, "op", columns="roofline").splitlines()
+    rows = [line for line in lines if re.match(r"[> ] aten::mm .*%", line)]
+    assert sorted(row.rpartition(",")[2] for row in rows) == ["64]bf16", "8192]bf16"]
+    assert any("Share" in line and line.endswith("Inputs") for line in lines)

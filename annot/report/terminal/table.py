@@ -110,10 +110,13 @@ def table_of(
     `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of
     the row to mark.
     """
-    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
+    shown = end and (width >= WIDE or end in ("name", "inputs"))
+    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if shown else []
+    # Only inputs tell the rows of an operator apart.
+    end_room = width // 4 if end == "inputs" else 0
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
     labels = marked([_label(row, label) for row in rows], hottest)
-    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
+    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM, end_room)
 
 
 def _end(value: str | None, end: str) -> Text:
