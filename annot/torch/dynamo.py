@@ -107,13 +107,13 @@ def _skip_code(code: CodeType) -> None:
 # ---------------------------------------------------------------- marks of code objects
 
 
-def _mark_since_2_8(code: CodeType, *, inside: bool) -> None:
+def _mark_since_2_7(code: CodeType, *, inside: bool) -> None:
     action = _frames._FrameAction
     strategy = _frames._FrameExecStrategy(action.SKIP, action.SKIP if inside else action.DEFAULT)
     _frames.set_code_exec_strategy(code, strategy)
 
 
-def _mark_before_2_8(code: CodeType, *, inside: bool) -> None:
+def _mark_before_2_7(code: CodeType, *, inside: bool) -> None:
     _frames.skip_code(code)
 
 
@@ -123,7 +123,7 @@ def _marker(*, inside: bool) -> Callable[..., None] | None:
 
     With `inside`, the mark includes all functions that are called from there.
     """
-    return next((mark for mark in (_mark_since_2_8, _mark_before_2_8) if _works(mark, inside=inside)), None)
+    return next((mark for mark in (_mark_since_2_7, _mark_before_2_7) if _works(mark, inside=inside)), None)
 
 
 def _works(mark: Callable[..., None], *, inside: bool) -> bool:

@@ -56,11 +56,11 @@ INTERNALS: Final = (
     Internal("torch._C._len_torch_function_stack", _ALL, "ops=True", _NO_RANGES),
     Internal("torch._C._dynamo.eval_frame.set_eval_frame", _ALL, "ops=True, tests of the marks", _NO_RANGES),
     Internal(
-        "torch._C._dynamo.eval_frame.set_code_exec_strategy", ("2.8", ""), "functions that torch.compile skips",
+        "torch._C._dynamo.eval_frame.set_code_exec_strategy", ("2.7", ""), "functions that torch.compile skips",
         "skip_code and torch.compiler.disable, or a warning",
     ),
     Internal(
-        "torch._C._dynamo.eval_frame.skip_code", ("", "2.7"), "functions that torch.compile skips",
+        "torch._C._dynamo.eval_frame.skip_code", ("", "2.6"), "functions that torch.compile skips",
         "set_code_exec_strategy, or a warning",
     ),
     Internal("torch._C._get_accelerator", _ALL, "threads of devices other than CUDA", "they count as the CPU"),

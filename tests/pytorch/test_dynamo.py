@@ -28,7 +28,7 @@ from annot import emit_ranges, native  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.torch import dynamo, internals  # noqa: E402
 
-MARKS = [dynamo._mark_since_2_8, dynamo._mark_before_2_8]
+MARKS = [dynamo._mark_since_2_7, dynamo._mark_before_2_7]
 PATH = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
 
 
@@ -141,7 +141,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 def test_a_function_is_skipped_with_all_that_it_calls(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the mark of this release, and without one by `torch.compiler.disable`: arguments and results arrive."""
     if not marks:
-        monkeypatch.setattr(dynamo, "_marker", lambda *, inside: None if inside else dynamo._mark_since_2_8)
+        monkeypatch.setattr(dynamo, "_marker", lambda *, inside: None if inside else dynamo._mark_since_2_7)
     for function in (add, doubled):
         function.__code__ = function.__code__.replace()  # a copy that torch.compile has neither seen nor skipped
     skipped, seen = dynamo.skip_all(add), set[str]()
