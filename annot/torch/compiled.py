@@ -320,11 +320,14 @@ def _being_called(scheduler: Any) -> list[Any]:
 
 
 def _nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
-    """Return the nodes that scheduler nodes were lowered from, in the order of the graph. Others come last."""
+    """Return the nodes that scheduler nodes were lowered from, in the order of the graph.
+
+    Nodes of a branch of `torch.cond` come with nodes of the graph around it, which are left out.
+    """
     parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
     nodes = {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
     order = {node: index for index, node in enumerate(graph.nodes)}
-    return sorted(nodes, key=lambda node: order.get(node, len(order)))
+    return sorted(nodes & order.keys(), key=order.__getitem__) or list(nodes)
 
 
 def traced_layers(

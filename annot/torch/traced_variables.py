@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 import sys
 import types
@@ -63,15 +64,13 @@ def _next(holder: Any, step: Step) -> Any:
             return holder
         return holder._modules[name] if name in holder._modules else vars(holder).get(name)
     if isinstance(holder, dict):
-        return holder.get(step)
+        return dict.get(holder, step)
     if isinstance(step, int):
         return holder[step] if isinstance(holder, (list, tuple)) and step < len(holder) else None
     if isinstance(holder, _BUILT_IN):
         return getattr(holder, step, None)
-    try:
-        return object.__getattribute__(holder, "__dict__").get(step)
-    except AttributeError:
-        return None
+    value = inspect.getattr_static(holder, step, None)
+    return value.__get__(holder) if isinstance(value, types.MemberDescriptorType) else value
 
 
 def modules_in_frame(expressions: Iterable[str]) -> tuple[dict[str, torch.nn.Module], Any]:

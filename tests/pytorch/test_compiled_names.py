@@ -274,6 +274,32 @@ def test_the_modules_of_a_run_die_as_without_annot(tmp_path: Path) -> None:
     capture(tmp_path, body)
 
 
+class Branches(nn.Module):
+    """Two layers, of which the input chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Call one of the layers."""
+        return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+
+
+def test_branches_of_a_condition_name_their_layers(tmp_path: Path) -> None:
+    """The kernels of the branch that runs belong to its layer alone, not also to the code of the condition."""
+    model = Branches()
+    call = torch.compile(model)
+
+    def body() -> None:
+        with emit_ranges(model), torch.no_grad():
+            call(X.abs())
+            call(-X.abs())
+
+    captured = capture(tmp_path, body)
+    assert [one.tag.layer for one in captured.ranges if one.tag and one.tag.module == "Linear"] == ["one", "other"]
+
+
 @pytest.mark.parametrize(
     ("expression", "parsed"),
     [
@@ -304,8 +330,18 @@ def test_no_user_code_runs_to_reach_a_module() -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError
 
+    class Slots:
+        __slots__ = ("net",)
+        shared = (5,)
+
+        def __init__(self) -> None:
+            self.net = [4]
+
     assert traced_variables.reached(Loud(), ("net",)) == 1
-    assert traced_variables.reached(Loud(), ("other",)) is None
+    assert not isinstance(traced_variables.reached(Loud(), ("other",)), int)
+    assert traced_variables.reached(Slots(), ("net", 0)) == 4
+    assert traced_variables.reached(Slots(), ("shared", 0)) == 5
+    assert traced_variables.reached([[1]], (0, 3, "net")) is None
     assert traced_variables.reached(Loud(), ("missing",)) is None
 
 
