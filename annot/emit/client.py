@@ -248,6 +248,10 @@ def _connect() -> None:
         _connected = _client.attach()
         for (domain, name), number in _categories.items():
             _client.name_category(domain, number, name)
+        folder = os.environ.get("ANNOT_RECORD_DIR")
+        error = native.recorder_error() if folder else 0
+        if error:
+            warn(f"annot's recorder cannot write to {folder}: {os.strerror(error)}. This process is not recorded")
 
 
 @functools.cache
