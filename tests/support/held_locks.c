@@ -1,16 +1,18 @@
 /* LD_PRELOAD: fork() begins while another thread holds a lock of a library, whose path contains HELD_LOCKS_OF.
  *
  * A thread that takes such a lock waits for the next fork(), and then holds the lock while fork() is at work. Both waits
- * end after some turns of the scheduler, because fork() may wait for the lock. At exit, the parent writes the number of
+ * end after some milliseconds, because fork() may wait for the lock. At exit, the parent writes the number of
  * forks that began while a lock was held to the file HELD_LOCKS_COUNT. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static int (*lock_really)(pthread_mutex_t *);
@@ -41,9 +43,16 @@ static int load(int *flag)
     return __atomic_load_n(flag, __ATOMIC_SEQ_CST);
 }
 
-static void wait_while(int *flag, int value, int turns)
+static int64_t now_ms(void)
 {
-    while (turns-- && load(flag) == value)
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void wait_while(int *flag, int value, int limit_ms)
+{
+    for (int64_t end = now_ms() + limit_ms; load(flag) == value && now_ms() < end;)
         sched_yield();
 }
 
@@ -55,15 +64,15 @@ int pthread_mutex_lock(pthread_mutex_t *mutex)
         || !dladdr(__builtin_return_address(0), &caller) || !strstr(caller.dli_fname, library))
         return result;
     __atomic_store_n(&held, 1, __ATOMIC_SEQ_CST);
-    wait_while(&forking, 0, 20000);
-    wait_while(&forking, 1, 2000);
+    wait_while(&forking, 0, 2);
+    wait_while(&forking, 1, 20);
     __atomic_store_n(&held, 0, __ATOMIC_SEQ_CST);
     return result;
 }
 
 pid_t fork(void)
 {
-    wait_while(&held, 0, 20000);
+    wait_while(&held, 0, 1000);
     forks_while_held += load(&held);
     __atomic_store_n(&forking, 1, __ATOMIC_SEQ_CST);
     pid_t child = fork_really();

@@ -92,7 +92,8 @@ def run(parts: Path | None, *words: object, **options: Any) -> subprocess.Comple
 
 @functools.cache
 def _holder() -> str:
-    client()  # skips the test without a compiler
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
     library = f"{_scratch()}/held_locks.so"
     _compile([SOURCE.with_name("held_locks.c")], library, "-shared", "-fPIC", "-ldl")
     return library

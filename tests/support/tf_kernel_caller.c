@@ -135,7 +135,7 @@ static void *python_thread(void) { return &event; }
 static void *steps(void *arguments) {
     void **kernels = arguments;
     unsigned seed = (unsigned)(uintptr_t)&arguments;
-    for (int step = 0; step < 2000 || (forks && !finished); step++) {
+    for (int step = 0; forks ? !finished : step < 2000; step++) {
         Context context = {.step = (int64_t)(uintptr_t)&arguments + step, .rank = rand_r(&seed) % 5, .inputs = 2};
         for (int i = 0; i < 4; i++)
             context.shape[i] = rand_r(&seed) % 90;
