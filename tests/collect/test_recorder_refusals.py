@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from recorded import client, environment, python, record_client, recorder, rows, run
 
+from annot import native
 from annot.read.recording.export import assemble
 from annot.read.recording.files import read_part, retire
 
@@ -30,13 +31,12 @@ def run_restricted(folder: Path, *words: object) -> None:
 @pytest.mark.parametrize("what", ["mmap", "fallocate"])
 def test_writes_where_the_kernel_refuses(tmp_path: Path, what: str) -> None:
     """Without shared mappings, or without fallocate, the recorder writes the same events of four threads."""
-    words = ("domain", "d", "name-category", 1, "c", "ranges", 3000, "here", "threads", 3, "payload", 1, 5, "push", "open")
-    run_restricted(tmp_path, "refuse", what, *words)
+    words = ("domain", "d", "name-category", 1, "c", "ranges", 3000, "here", "threads", 3, "payload", 1, 5)
+    run_restricted(tmp_path, "refuse", what, *words, "push", "open")
     recording = assemble(tmp_path / "parts", tmp_path / "out.sqlite")
     texts = Counter(row.text for row in rows(tmp_path / "out.sqlite", "push"))
-    assert texts == Counter(
-        {"thread 0": 6000, "inner 0": 3000, "thread 1": 3000, "inner 1": 1500, "thread 2": 3000, "inner 2": 1500, "open": 1}
-    )
+    others = {"thread 1": 3000, "inner 1": 1500, "thread 2": 3000, "inner 2": 1500, "open": 1}
+    assert texts == {"thread 0": 6000, "inner 0": 3000, **others}
     assert [row.text for row in rows(tmp_path / "out.sqlite", "category")] == ["c"]
     assert (recording.open_ranges, recording.unmatched_pops, recording.lost, recording.notes) == (1, 0, 0, [])
     (part,) = (tmp_path / "parts").iterdir()
@@ -66,9 +66,11 @@ def test_forks_and_sessions_without_mappings(tmp_path: Path) -> None:
     """Children write their own files; a second recording has only its own events."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    words = ("refuse", "mmap", "record", tmp_path / "one", "domain", "d", "push", "first", "fork", "push", "child", "pop")
-    more = ("leave", "joined", "pop", "stop", "push", "between", "pop", "record", tmp_path / "two", "push", "second", "pop")
-    done = run(None, *words, *more)
+    done = run(
+        None, "refuse", "mmap", "record", tmp_path / "one", "domain", "d", "push", "first",
+        "fork", "push", "child", "pop", "leave", "joined", "pop", "stop", "push", "between", "pop",
+        "record", tmp_path / "two", "push", "second", "pop",
+    )  # fmt: skip
     if done.returncode == SKIPPED:
         pytest.skip("needs the right to use seccomp")
     found = {}
@@ -138,7 +140,7 @@ from annot import trace
 from annot.emit import client
 with trace("x"):
     print(client.IS_NATIVE)
-""", environment(tmp_path / "parts"))  # fmt: skip
+""", {**environment(tmp_path / "parts"), "NVTX_INJECTION64_PATH": str(native.recorder_library())})  # fmt: skip
     assert (done.stdout, done.stderr) == ("False\n", "")
     assert assemble(tmp_path / "parts", tmp_path / "out.sqlite").ranges == 1
 
@@ -152,7 +154,7 @@ def annot_run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def test_annot_run_says_why_nothing_was_recorded(tmp_path: Path) -> None:
     """A limit on the size of files leaves room for the header only; the message has the folder and the error."""
-    shell = f'ulimit -f 8; exec {client()} push-a x pop-default'
+    shell = f"ulimit -f 8; exec {client()} push-a x pop-default"
     done = annot_run(tmp_path, "bash", "-c", shell)
     assert done.returncode == 0
     said = f"no ranges were recorded: 2 events could not be written to {tmp_path / 'run.sqlite.parts'}: File too large."

@@ -17,6 +17,7 @@ pytest.importorskip("tensorflow")
 
 from commands import annot, needs_recorder
 from recorded import while_held
+from sanitized import ADDRESS, run_tests, sanitized_package
 
 from annot import native
 from annot.tf import library, operation_owners
@@ -141,6 +142,13 @@ def test_the_library_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     program = build_caller(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_graphs_of_tensorflow_under_sanitizers() -> None:
+    """Loops, branches, functions, sizes known only at run time: no bad access by operations that TensorFlow runs."""
+    run_tests(("tensorflow/test_graphs", "tensorflow/test_sizes"), **sanitized_package(ADDRESS, ("_tf_ops",)))
 
 
 @needs_compiler
