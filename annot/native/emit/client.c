@@ -63,7 +63,6 @@ pthread_mutex_t annot_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void before_fork(void) { pthread_mutex_lock(&annot_lock); }
 static void after_fork(void) { pthread_mutex_unlock(&annot_lock); }
-
 static int is_prepared(const uint32_t *for_generation, uint32_t now) {
     return __atomic_load_n(for_generation, __ATOMIC_ACQUIRE) == now;
 }
@@ -380,21 +379,17 @@ static PyObject *event_domain(PyObject *self, void *closure) {
     return PyUnicode_FromString(((Event *)self)->domain->name);
 }
 
-static PyObject *event_category(PyObject *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(((Event *)self)->attributes.category);
-}
-
-static PyObject *event_color(PyObject *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(((Event *)self)->attributes.color);
+static PyObject *event_number(PyObject *self, void *offset) {
+    return PyLong_FromUnsignedLong(*(uint32_t *)((char *)self + (uintptr_t)offset));
 }
 
 static PyGetSetDef event_getset[] = {
     {"text", event_text, NULL, "Text of the range.", NULL},
     {"domain", event_domain, NULL, "Name of the domain; empty for the default domain.", NULL},
-    {"category", event_category, NULL, "Number of the category in the domain.", NULL},
-    {"color", event_color, NULL, "Color as 0xAARRGGBB; 0 for the color of the tool.", NULL},
+    {"category", event_number, NULL, "Number of the category in the domain.",
+     (void *)offsetof(Event, attributes.category)},
+    {"color", event_number, NULL, "Color as 0xAARRGGBB; 0 for the color of the tool.",
+     (void *)offsetof(Event, attributes.color)},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

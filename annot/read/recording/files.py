@@ -160,8 +160,8 @@ def _read_header(path: Path, page: bytes) -> Part:
         raise UnreadableError("its header is damaged")
     end = _RETIRED - _ERROR.size
     program = page[_HEADER.size : end].split(b"\0", 1)[0].decode("utf-8", "replace")
-    error = _ERROR.unpack_from(page, end)[0] if len(page) >= _RETIRED else 0
-    return Part(path, pid, program, *numbers, error)
+    error = _ERROR.unpack_from(page, end) if len(page) >= _RETIRED else (0,)
+    return Part(path, pid, program, *numbers, *error)
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
