@@ -37,7 +37,6 @@ _LEAST_LAYER: Final = 0.05
 """Smallest share of the step for which the sentence names a layer."""
 _LONGEST_NAME: Final = 64
 """Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
-_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
@@ -82,8 +81,8 @@ def verdict(facts: Facts) -> str:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
-    said = f": {', and '.join(clauses)}" if clauses else ""
-    return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
+    what = f": {', and '.join(clauses)}" if clauses else ""
+    return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
 
 
 def _subject(rows: _Rows, facts: Facts) -> str:
@@ -216,9 +215,6 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
 
 def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str]]]:
     """Name, time (ns) and key of the layer, or of repeated layers, with the most time; none without rows."""
-    models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
-    classes = models["module"].unique().to_list()
-    root = classes[0] if len(classes) == 1 else ""
     if facts.folds is None:
         sums = repeated_layers(rows, ns)
     else:
@@ -226,7 +222,8 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, 
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
     return [
-        (_short(f"{with_parent(layer, root)} {module}".strip()), time, (layer, module)) for layer, module, time in names
+        (_short(f"{with_parent(layer, facts.model_class)} {module}".strip()), time, (layer, module))
+        for layer, module, time in names
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.report.report import Report
 from annot.report.units import amount, count, duration, printable, share
 
@@ -50,7 +51,9 @@ def peaks_text(peaks: Mapping[str, Any]) -> str:
     if not peaks["flops"]:
         return f"{device}unknown. {peaks['source']}"
     bandwidth = "bandwidth unknown" if peaks["bandwidth"] is None else f"{amount(peaks['bandwidth'])}B/s"
-    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in peaks["flops"].items()]
+    units = matrix_units({"devices": [{"name": peaks["device"]}]})
+    named = ((precision_words(name, units), rate) for name, rate in peaks["flops"].items())
+    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in named]
     return f"{device}{', '.join([bandwidth, *flops])} ({peaks['source']})"
 
 

@@ -428,7 +428,7 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
     heads = lines[1].split()
     assert heads[:7] == ["Layer", "Phase", "Time", "Share", "FLOP/s", "FLOP/B", "Batch"]
     assert not {"Bound", "Roof", "Stall"} & set(heads)
-    backward = [line for line in lines if line.startswith("features.0 Conv2d") and "backward" in line]
+    backward = [line for line in lines if line[2:].startswith("features.0 Conv2d") and "backward" in line]
     assert backward[-1].split()[2:5] == ["backward", "1.500", "43.1%"]
     rows = printed("report", path, "--columns", "roofline", "--format", "csv").splitlines()
     assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["32", "16"]
@@ -461,3 +461,60 @@ def test_launch_bound_and_cpu_bound_runs() -> None:
     assert "is spent waiting for launches of " in short.evidence
     assert long.advice.endswith("the run is CPU-bound.")
     assert "is spent waiting for the CPU" in long.evidence
+
+
+INDUCTOR, GRAPH = "triton_poi_fused_add_relu_0", ("cudaGraphLaunch_v10000", 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text", "calls", "code", "evidence"),
+    [
+        (TENSOR, "net.a Linear |fwd", [], "model = torch.compile(model)", "on average"),
+        (INDUCTOR, "net.a Linear |fwd", [], 'mode="reduce-overhead")', "the model is compiled"),
+        (TENSOR, "CompiledGraph#0 |other", [], 'mode="reduce-overhead")', "the model is compiled"),
+        (TENSOR, "Torch-Compiled Region: 0/0", [GRAPH], "fullgraph=True)", "compiled and launches CUDA graphs"),
+        (TENSOR, "net.a Linear |fwd", [GRAPH], "with torch.cuda.graph(graph):", "the run launches CUDA graphs"),
+        (INDUCTOR, "step[DECODE bs=32]", [], "without --disable-cuda-graph", "the model is compiled"),
+        (TENSOR, "step[DECODE bs=32]", [GRAPH], "--max-running-requests", "the run launches CUDA graphs"),
+        (
+            TENSOR,
+            "execute_31_context_0(sq0sk0sqsq0sqsk0)_generation_31(sq31sk9)",
+            [],
+            "SGLang: without --dis",
+            "on average",
+        ),
+        (TENSOR, "execute_new_1_cached_3", [], "without --enforce-eager", "on average"),
+        (TENSOR, "[Executor] _forward_step 7: 1 ctx reqs, 31 gen reqs", [], "graphs.yaml", "on average"),
+    ],
+)
+def test_what_saves_launches_depends_on_what_the_run_has(
+    kernel: str, text: str, calls: list[tuple[str, int]], code: str, evidence: str
+) -> None:
+    """Compiled code, captured graphs and serving engines need other changes than torch.compile."""
+    said = _said(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text, calls=calls))["host_bound"]
+    assert code in said.code
+    assert said.code.count("torch.compile") == ("compile" in code or "mode" in code or "fullgraph" in code)
+    assert evidence in said.evidence
+
+
+def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
+    """The size of a batch is a number of requests there."""
+    short = [(TENSOR, 9)] * 30
+    run = Run(kernels=short, gap=8)
+    assert "batch_size" in _said(run)
+    profile = run.build()
+    steps = pl.col("text").str.replace(r"Batch (\d+) \|step", "step[DECODE bs=3$1]")
+    served = replace(profile, ranges=profile.ranges.with_columns(steps))
+    said = {advice.rule: advice for advice in advise(attribute(served))}
+    assert "batch_size" not in said
+    assert "--disable-cuda-graph" in said["cuda_graphs"].code
+
+
+def test_graphs_that_were_traced_as_a_whole_need_another_recording() -> None:
+    """Ranges around the launch of a graph do not tell its kernels apart."""
+    lost = _lost()
+    assert "emit_ranges" in {one.rule: one for one in advise(attribute(lost))}["coverage"].code
+    graphs = lost.kernels.with_columns(name=pl.lit("CUDA graph 4"))
+    said = {one.rule: one for one in advise(attribute(replace(lost, kernels=graphs)))}["coverage"]
+    assert "--cuda-graph-trace=node" in said.code
+    assert "traced as a whole" in said.evidence

@@ -255,8 +255,8 @@ def test_table_of_tensor_cores() -> None:
         "Tensor Cores by layer, µs",
         "Layer                 Phase  Eligible  Use TC  GPU self  TC time  On TC",
         "> block.fc Linear   forward       yes     yes      0.08     0.07  89.7%",
-        "block.act ReLU      forward        no      no      0.01     0.00   0.0%",
-        "block.fc Linear    backward       yes      no      0.05     0.00   0.0%",
+        "  block.act ReLU    forward        no      no      0.01     0.00   0.0%",
+        "  block.fc Linear  backward       yes      no      0.05     0.00   0.0%",
     ]
 
 

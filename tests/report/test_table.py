@@ -67,19 +67,19 @@ GOLDEN = {
 
         GPU time by layer, ms
         Layer                           Forward Backward Share Calls
-        Epoch                             2.440    4.260 99.6%     1
-          Data wait                                       0.0%     2
-          Batch                           2.440    4.260 99.4%     2
-            (model) AlexNet               2.440    4.260 95.7%     2
-              features Sequential         1.840    3.060 70.0%     2
-        >       features.0 Conv2d         1.800    3.000 68.6%     2
-                features.1 ReLU           0.040    0.060  1.4%     2
-              classifier.1 Linear         0.600    1.200 25.7%     2
-            augment                                       0.0%     2
-            Backward (all)                         0.000  0.0%     2
-            Optimizer SGD                                 2.3%     2
+          Epoch                           2.440    4.260 99.6%     1
+            Data wait                                     0.0%     2
+            Batch                         2.440    4.260 99.4%     2
+              (model) AlexNet             2.440    4.260 95.7%     2
+                features Sequential       1.840    3.060 70.0%     2
+        >         features.0 Conv2d       1.800    3.000 68.6%     2
+                  features.1 ReLU         0.040    0.060  1.4%     2
+                classifier.1 Linear       0.600    1.200 25.7%     2
+              augment                                     0.0%     2
+              Backward (all)                       0.000  0.0%     2
+              Optimizer SGD                               2.3%     2
 
-        (unattributed) …launch recorded                   0.4%     0
+          (unattributed…launch recorded                   0.4%     0
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use
@@ -98,19 +98,19 @@ GOLDEN = {
 
         GPU time by layer, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
-        Epoch                              2.440     4.260  6.970  99.6%      1    4.400
-          Data wait                                         0.000   0.0%      2    0.300
-          Batch                            2.440     4.260  6.960  99.4%      2    3.940
-            (model) AlexNet                2.440     4.260  6.700  95.7%      2    3.040
-              features Sequential          1.840     3.060  4.900  70.0%      2    2.180
-        >       features.0 Conv2d          1.800     3.000  4.800  68.6%      2    1.840
-                features.1 ReLU            0.040     0.060  0.100   1.4%      2    0.220
-              classifier.1 Linear          0.600     1.200  1.800  25.7%      2    0.740
-            augment                                         0.000   0.0%      2    0.080
-            Backward (all)                           0.000  0.000   0.0%      2    0.060
-            Optimizer SGD                                   0.160   2.3%      2    0.400
+          Epoch                            2.440     4.260  6.970  99.6%      1    4.400
+            Data wait                                       0.000   0.0%      2    0.300
+            Batch                          2.440     4.260  6.960  99.4%      2    3.940
+              (model) AlexNet              2.440     4.260  6.700  95.7%      2    3.040
+                features Sequential        1.840     3.060  4.900  70.0%      2    2.180
+        >         features.0 Conv2d        1.800     3.000  4.800  68.6%      2    1.840
+                  features.1 ReLU          0.040     0.060  0.100   1.4%      2    0.220
+                classifier.1 Linear        0.600     1.200  1.800  25.7%      2    0.740
+              augment                                       0.000   0.0%      2    0.080
+              Backward (all)                         0.000  0.000   0.0%      2    0.060
+              Optimizer SGD                                 0.160   2.3%      2    0.400
 
-        (unattributed) …launch recorded                     0.030   0.4%      0    0.000
+          (unattributed…launch recorded                     0.030   0.4%      0    0.000
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
@@ -125,20 +125,20 @@ GOLDEN = {
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5% waiting for launches, 0.2% waiting for the CPU
 
         GPU time by layer, ms
-        Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
-        Epoch                                2.440     4.260  6.970  0.010  99.6%      1  4.860        2    4.400
-          Data wait                                           0.000  0.000   0.0%      2  0.000             0.300
-          Batch                              2.440     4.260  6.960  0.100  99.4%      2  4.860             3.940
-            (model) AlexNet                  2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
-              features Sequential            1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
-        >       features.0 Conv2d            1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
-                features.1 ReLU              0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
-              classifier.1 Linear            0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
-            augment                                           0.000  0.000   0.0%      2  0.000             0.080
-            Backward (all)                             0.000  0.000  0.000   0.0%      2                    0.060
-            Optimizer SGD                                     0.160  0.160   2.3%      2  0.160        2    0.400
+        Layer                                Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
+          Epoch                                2.440     4.260  6.970  0.010  99.6%      1  4.860        2    4.400
+            Data wait                                           0.000  0.000   0.0%      2  0.000             0.300
+            Batch                              2.440     4.260  6.960  0.100  99.4%      2  4.860             3.940
+              (model) AlexNet                  2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
+                features Sequential            1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
+        >         features.0 Conv2d            1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+                  features.1 ReLU              0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+                classifier.1 Linear            0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
+              augment                                           0.000  0.000   0.0%      2  0.000             0.080
+              Backward (all)                             0.000  0.000  0.000   0.0%      2                    0.060
+              Optimizer SGD                                     0.160  0.160   2.3%      2  0.160        2    0.400
 
-        (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
+          (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32. Saves at most 94.6% of the step.
@@ -153,18 +153,18 @@ GOLDEN = {
                    7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
-        Layer                      Forward  Backward  Total   Share  Calls
-        Epoch                        1.400     1.700  4.400  100.0%      1
-          Data wait                                   0.300    6.8%      2
-          Batch                      1.400     1.700  3.940   89.5%      2
-            (model) AlexNet          1.400     1.640  3.040   69.1%      2
-              features Sequential    1.000     1.180  2.180   49.5%      2
-        >       features.0 Conv2d    0.800     1.040  1.840   41.8%      2
-                features.1 ReLU      0.140     0.080  0.220    5.0%      2
-              classifier.1 Linear    0.340     0.400  0.740   16.8%      2
-            augment                                   0.080    1.8%      2
-            Backward (all)                     0.060  0.060    1.4%      2
-            Optimizer SGD                             0.400    9.1%      2
+        Layer                        Forward  Backward  Total   Share  Calls
+          Epoch                        1.400     1.700  4.400  100.0%      1
+            Data wait                                   0.300    6.8%      2
+            Batch                      1.400     1.700  3.940   89.5%      2
+              (model) AlexNet          1.400     1.640  3.040   69.1%      2
+                features Sequential    1.000     1.180  2.180   49.5%      2
+        >         features.0 Conv2d    0.800     1.040  1.840   41.8%      2
+                  features.1 ReLU      0.140     0.080  0.220    5.0%      2
+                classifier.1 Linear    0.340     0.400  0.740   16.8%      2
+              augment                                   0.080    1.8%      2
+              Backward (all)                     0.060  0.060    1.4%      2
+              Optimizer SGD                             0.400    9.1%      2
 
     """,
     "host 200": """\
@@ -174,18 +174,18 @@ GOLDEN = {
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
-        Layer                      Forward  Backward  Total   Self   Share  Calls  Input
-        Epoch                        1.400     1.700  4.400  0.160  100.0%      1
-          Data wait                                   0.300  0.300    6.8%      2
-          Batch                      1.400     1.700  3.940  0.360   89.5%      2
-            (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
-              features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
-        >       features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
-                features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
-              classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
-            augment                                   0.080  0.080    1.8%      2
-            Backward (all)                     0.060  0.060  0.060    1.4%      2
-            Optimizer SGD                             0.400  0.400    9.1%      2
+        Layer                        Forward  Backward  Total   Self   Share  Calls  Input
+          Epoch                        1.400     1.700  4.400  0.160  100.0%      1
+            Data wait                                   0.300  0.300    6.8%      2
+            Batch                      1.400     1.700  3.940  0.360   89.5%      2
+              (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
+                features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
+        >         features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
+                  features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
+                classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
+              augment                                   0.080  0.080    1.8%      2
+              Backward (all)                     0.060  0.060  0.060    1.4%      2
+              Optimizer SGD                             0.400  0.400    9.1%      2
 
     """,  # noqa: E501
     "module": """\
@@ -198,28 +198,28 @@ GOLDEN = {
                    waiting for launches, 0.2% waiting for the CPU
 
         Time by module, ms
-        Module                   Phase  Layers  Calls    GPU  GPU self  Share  Host ms
-        AlexNet                forward       1      2  2.440     0.000  34.9%    1.400
-        Sequential             forward       1      2  1.840     0.000  26.3%    1.000
-        Conv2d                 forward       1      2  1.800     1.800  25.7%    0.800
-        ReLU                   forward       1      2  0.040     0.040   0.6%    0.140
-        Linear                 forward       1      2  0.600     0.600   8.6%    0.340
-        AlexNet               backward       1      2  4.260     0.000  60.9%    1.640
-        Linear                backward       1      2  1.200     1.200  17.1%    0.400
-        Sequential            backward       1      2  3.060     0.000  43.7%    1.180
-        ReLU                  backward       1      2  0.060     0.060   0.9%    0.080
-        > Conv2d              backward       1      2  3.000     3.000  42.9%    1.040
-        SGD                  optimizer       1      2  0.160     0.160   2.3%    0.400
-        (no module)              other       3      5  0.110     0.110   1.6%    0.600
-        (no module)               data       1      2  0.000     0.000   0.0%    0.300
-        (no module)           backward       1      2  0.000     0.000   0.0%    0.060
-        (unattributed)  (unattributed)       1      0  0.030     0.030   0.4%    0.000
+        Module                     Phase  Layers  Calls    GPU  GPU self  Share  Host ms
+          AlexNet                forward       1      2  2.440     0.000  34.9%    1.400
+          Sequential             forward       1      2  1.840     0.000  26.3%    1.000
+          Conv2d                 forward       1      2  1.800     1.800  25.7%    0.800
+          ReLU                   forward       1      2  0.040     0.040   0.6%    0.140
+          Linear                 forward       1      2  0.600     0.600   8.6%    0.340
+          AlexNet               backward       1      2  4.260     0.000  60.9%    1.640
+          Linear                backward       1      2  1.200     1.200  17.1%    0.400
+          Sequential            backward       1      2  3.060     0.000  43.7%    1.180
+          ReLU                  backward       1      2  0.060     0.060   0.9%    0.080
+        > Conv2d                backward       1      2  3.000     3.000  42.9%    1.040
+          SGD                  optimizer       1      2  0.160     0.160   2.3%    0.400
+          (no module)              other       3      5  0.110     0.110   1.6%    0.600
+          (no module)               data       1      2  0.000     0.000   0.0%    0.300
+          (no module)           backward       1      2  0.000     0.000   0.0%    0.060
+          (unattributed)  (unattributed)       1      0  0.030     0.030   0.4%    0.000
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
                 TF32. Saves at most 94.6% of the step.
         Reasons and code: annot report … --by advice
-        """,
+    """,
     "phase": """\
         Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
@@ -230,13 +230,13 @@ GOLDEN = {
                    waiting for launches, 0.2% waiting for the CPU
 
         Time by phase, ms
-        Phase           Calls    GPU  Share  Host ms
-        other               1  0.110   1.6%    0.600
-        data                2  0.000   0.0%    0.300
-        forward             2  2.440  34.9%    1.400
-        > backward          2  4.260  60.9%    1.700
-        optimizer           2  0.160   2.3%    0.400
-        (unattributed)      0  0.030   0.4%    0.000
+        Phase             Calls    GPU  Share  Host ms
+          other               1  0.110   1.6%    0.600
+          data                2  0.000   0.0%    0.300
+          forward             2  2.440  34.9%    1.400
+        > backward            2  4.260  60.9%    1.700
+          optimizer           2  0.160   2.3%    0.400
+          (unattributed)      0  0.030   0.4%    0.000
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
@@ -253,16 +253,16 @@ GOLDEN = {
                    waiting for launches, 0.2% waiting for the CPU
 
         Time by kernel, ms
-        Kernel                       Calls  Total  Share  Mean ms  Layers
-        > ampere_scudnn_128x64_nt        2  3.000  42.9%    1.500       1
-        ampere_scudnn_128x64_nn          2  1.800  25.7%    0.900       1
-        ampere_sgemm_128x64_tn           4  1.800  25.7%    0.450       1
-        sgd                              2  0.160   2.3%    0.080       1
-        (copy HtoD)                      2  0.100   1.4%    0.050       1
-        relu_bwd                         2  0.060   0.9%    0.030       1
-        relu_fwd                         2  0.040   0.6%    0.020       1
-        launched before the capture      1  0.030   0.4%    0.030       0
-        stray                            2  0.010   0.1%    0.005       1
+        Kernel                         Calls  Total  Share  Mean ms  Layers
+        > ampere_scudnn_128x64_nt          2  3.000  42.9%    1.500       1
+          ampere_scudnn_128x64_nn          2  1.800  25.7%    0.900       1
+          ampere_sgemm_128x64_tn           4  1.800  25.7%    0.450       1
+          sgd                              2  0.160   2.3%    0.080       1
+          (copy HtoD)                      2  0.100   1.4%    0.050       1
+          relu_bwd                         2  0.060   0.9%    0.030       1
+          relu_fwd                         2  0.040   0.6%    0.020       1
+          launched before the capture      1  0.030   0.4%    0.030       0
+          stray                            2  0.010   0.1%    0.005       1
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
@@ -312,7 +312,7 @@ def test_other_groupings(with_device: Path, by: str) -> None:
 def test_sorted_by_time(with_device: Path) -> None:
     """Sorted by time, siblings stand with the longest first, and children stay below their parent."""
     lines = _table(with_device, 80, sort="time")
-    labels = [re.split(r"(?<=\S)  ", line.replace("> ", "  "))[0] for line in lines[2:9]]
+    labels = [re.split(r"(?<=\S)  ", line[2:])[0] for line in lines[2:9]]
     assert labels == [
         "Epoch", "  Batch", "    (model) AlexNet", "      features Sequential", "        features.0 Conv2d",
         "        features.1 ReLU",
@@ -330,7 +330,7 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     profile.layer("blocks Mlp |fwd", 70, 80)
     lines = _table(profile.write(tmp_path / "x"), 80)[2:7]
     assert [line[:26].rstrip() for line in lines] == [
-        "(model) Generator", "(model) Critic", "> block Block", "  attention.query Linear", "blocks Mlp",
+        "  (model) Generator", "  (model) Critic", "> block Block", "    attention.query Linear", "  blocks Mlp",
     ]  # fmt: skip
 
 
@@ -496,5 +496,5 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
         profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
     lines = _table(profile.write(tmp_path / "run.sqlite"), 60)
     assert [re.split(r"(?<=\S)  ", line)[0] for line in lines if "%" in line] == [
-        "> Epoch", "  Batch", "Epoch validate", "  Batch validate",
+        "> Epoch", "    Batch", "  Epoch validate", "    Batch validate",
     ]  # fmt: skip

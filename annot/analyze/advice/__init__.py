@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice import cpu, kernels, loop, operators
+from annot.analyze.advice import cpu, kernels, launches, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.in_keras import in_keras
 from annot.attribution import Attribution
@@ -14,11 +15,11 @@ from annot.util.entry_points import loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
-RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
+RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *launches.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
-    "layers": pl.List(pl.String),
+    "layers": pl.List(pl.String), "where": pl.List(pl.String),
 }  # fmt: skip
 
 
@@ -46,6 +47,12 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
 
 
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:
-    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `advise`, `Advice`."""
-    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution, facts)]
+    """Return a row per suggestion; see `advise`.
+
+    Returns:
+        rule, advice, evidence, code, saves (0 to 1), layers   see `Advice`
+        where   the names of the layers in reports, see `Facts.where`
+    """
+    facts = facts or Facts(attribution)
+    rows = [[*astuple(advice), facts.where(advice.layers)] for advice in advise(attribution, facts)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

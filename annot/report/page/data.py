@@ -18,7 +18,7 @@ from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import part_names
-from annot.analyze.tensor_cores import matrix_units
+from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
@@ -133,7 +133,28 @@ def run_data(
     shown, steps = shown or attribution, layers.meta.get("per_step", 1)
     rows = _rows(shown, layers.rows.drop("group"), steps)
     tell(_MAKING, 1, _VIEWS, "views")
-    meta, peaks = layers.meta, default_peaks(attribution)
+    made = _views(attribution, shown, rows, steps, events)
+    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
+    lines, meta, peaks = _lines(rows), layers.meta, default_peaks(attribution)
+    units = matrix_units(attribution.meta)
+    folded = _roofline_folds(rows, lines, peaks)
+    charts = _charts(made["steps"], rows, lines, folded, peaks)
+    made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
+    made["timeline"] = _timeline(attribution, rows, made["timeline"])
+    tell(_MAKING, _VIEWS, _VIEWS, "views")
+    return {
+        "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
+        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
+        "rows": _columns(_in_words(rows, units)), **lines, "charts": charts,
+        "roofline_folds": _columns(_in_words(folded, units)),
+        "shares": part_names(attribution), "peaks": _peaks_in_words(peaks, units), **made,
+    }  # fmt: skip
+
+
+def _views(
+    attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
+) -> dict[str, Any]:  # fmt: skip
+    """The data of the views by name, in the order in which they are computed; see `run_data`."""
     tables = (find_view("communication"), *loaded("annot.views", View))
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
@@ -151,20 +172,17 @@ def run_data(
     for number, (key, make) in enumerate(views.items(), 2):
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
-    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
-    lines = _lines(rows)
-    folded = _roofline_folds(rows, lines, peaks)
-    charts = _charts(made["steps"], rows, lines, folded, peaks)
-    made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
-    made["timeline"] = _timeline(attribution, rows, made["timeline"])
-    tell(_MAKING, _VIEWS, _VIEWS, "views")
-    return {
-        "units": matrix_units(attribution.meta),
-        "name": name, "rank": rank, "meta": _meta(meta, source),
-        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
-        "shares": part_names(attribution), "peaks": peaks.as_meta(), **made,
-    }  # fmt: skip
+    return made
+
+
+def _in_words(rows: pl.DataFrame, units: str) -> pl.DataFrame:
+    """Rows with the words for precisions that the terminal shows too."""
+    words = {name: precision_words(name, units) for name in rows["precision"].drop_nulls().unique()}
+    return rows.with_columns(pl.col("precision").replace(words))
+
+
+def _peaks_in_words(peaks: Peaks, units: str) -> dict[str, Any]:
+    return peaks.as_meta() | {"flops": {precision_words(name, units): rate for name, rate in peaks.flops.items()}}
 
 
 def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:

@@ -103,16 +103,16 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
 
 def table_of(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "", hottest: Mapping[str, Any] | None = None,
+    label: str = "layer", end: str = "", hottest: int | None = None,
 ) -> RenderableType:  # fmt: skip
     """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the row to
-    mark.
+    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of
+    the row to mark.
     """
     ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    labels = [marked(_label(row, label), is_hottest=row is hottest) for row in rows]
+    labels = marked([_label(row, label) for row in rows], hottest)
     return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
 
 
@@ -176,8 +176,8 @@ def _item(row: Mapping[str, Any], units: str) -> str:
     return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
 
 
-def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The row with the most self time of a table of sums, or with the most time if it has no self time."""
+def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The place of the row with the most self time of a table of sums, or with the most time if it has no self time."""
     names = (report.time.replace("_ns", "_self_ns"), "self_ns", report.order)
     column = next((name for name in names if name in report.rows.columns), "")
     return _hottest(rows, lambda row: row[column]) if column and report.view.sums else None
@@ -200,7 +200,7 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
     hottest, root = _hottest(rows, lambda line: line.get(report.order) if line else None), model_class(lines)
-    labels = [marked(_line_label(line, root), is_hottest=line is hottest) if line else Text() for line in rows]
+    labels = marked([_line_label(line, root) if line else Text() for line in rows], hottest)
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
     room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
     columns = kept(shown_columns(report, lines), report.meta.get("verdict", ""))
@@ -208,10 +208,10 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     return [heading, table]
 
 
-def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> _R | None:
-    """The row with the most time; None: no row has any."""
-    longest = max(rows, key=lambda row: time(row) or 0, default=None)
-    return longest if longest is not None and time(longest) else None
+def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | None:
+    """The place of the row with the most time; None: no row has any."""
+    times = [time(row) or 0 for row in rows]
+    return times.index(max(times)) if any(times) else None
 
 
 def kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
@@ -233,7 +233,7 @@ def _list(report: Report, width: int) -> list[RenderableType]:
 def hot_table(report: Report, width: int, number: int | None = None) -> tuple[RenderableType, int]:
     """Return a table of the rows with the most self time, and their number."""
     rows = hottest_rows(report, number)
-    labels = [marked(_hot_label(row), is_hottest=place == 0 and row.total_ns > 0) for place, row in enumerate(rows)]
+    labels = marked([*map(_hot_label, rows)], _hottest(rows, lambda row: row.total_ns))
     sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
     words = {"gpu_ns": "GPU self time", "host_ns": "Host self time"}
     unit = unit_for(row.total_ns for row in rows)
@@ -264,9 +264,7 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
     columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
-    labels = [
-        marked(_label(row, "name"), is_hottest=place == 0 and bool(row["main_ns"])) for place, row in enumerate(rows)
-    ]
+    labels = marked([_label(row, "name") for row in rows], _hottest(rows, lambda row: row["main_ns"]))
     title = f"GPU time by kernel, {unit.name}{report.each_step}"
     return fitted_table(title, labels, columns, rows, width, room=_ROOM)
 
@@ -316,8 +314,8 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
         lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
-        if row["layers"]:
-            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
+        if row["where"]:
+            lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
         lines.append(Text())
     return lines[:-1]
