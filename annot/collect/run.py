@@ -64,6 +64,8 @@ class Collected:
     """Notes about lost or unrecorded data."""
     too_early: str = ""
     """How the command ended, if nothing was recorded: "before it called a model". The profile is not written then."""
+    obstacle: str = ""
+    """Why the collector recorded nothing, a sentence. The profile is not written then."""
 
 
 def nothing_recorded(job: Job, *notes: str, ending: str = "") -> Collected:

@@ -9,6 +9,7 @@ first call only, and keeps the result for the life of the process.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import sys
@@ -254,6 +255,10 @@ def _connect() -> None:
         _connected = _client.attach()
         for (domain, name), number in _categories.items():
             _client.name_category(domain, number, name)
+        folder = os.environ.get("ANNOT_RECORD_DIR")
+        error = native.recorder_error() if folder else 0
+        if error and error != errno.ENOENT:  # the folder is gone: the recording ended before this process
+            warn(f"annot's recorder cannot write to {folder}: {os.strerror(error)}. This process is not recorded")
 
 
 @functools.cache

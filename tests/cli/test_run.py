@@ -293,7 +293,7 @@ def test_a_recording_that_lacks_events_says_so_above_its_verdict(tmp_path):
     assert b"The recording is cut: " in done.stderr
     shown = annot("out.sqlite", cwd=tmp_path).stdout.decode().splitlines()
     assert shown[0].startswith("The recording is cut: ")
-    assert shown[0].endswith(" events could not be written. Check for a full disk.")
+    assert shown[0].endswith(" events could not be written: File too large.")
     assert "on CPU" in shown[1]
 
 
