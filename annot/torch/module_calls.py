@@ -124,6 +124,7 @@ _profiler: Final[Any] = torch.autograd.profiler
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
 _is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
+_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 _Tensor: Final = torch.Tensor
 
 
@@ -149,7 +150,8 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             return _original(self, *args, **kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
-        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs and not _is_autocast():
+        # A mode of the user would see the reads.
+        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or _is_autocast() or _mode_count()):
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor raises on access to its shape
