@@ -268,7 +268,9 @@ def _follow_torch_profiler() -> None:
     def watch(profiler: Any) -> None:
         import torch
 
-        _client.watch_profiler(profiler, torch._C._profiler._RecordFunctionFast)
+        range_type = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+        if range_type is not None:
+            _client.watch_profiler(profiler, range_type)
 
     wrapt.register_post_import_hook(watch, "torch.autograd.profiler")
 

@@ -29,6 +29,7 @@ from annot.emit import client, guard
 from annot.labels import tag
 from annot.torch import compiled_ranges
 from annot.torch.compiled_ranges import HERE, Named
+from annot.torch.internals import internal
 from annot.torch.module_paths import inner, join
 from annot.torch.module_sites import Site
 from annot.torch.patches import Patches
@@ -52,6 +53,8 @@ _NO_LAYERS: Final = (
     "a compiled graph shows no layers: its code was generated before emit_ranges was entered, or in C++ (cpp_wrapper). "
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
+_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
+_current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
 
 
@@ -130,7 +133,7 @@ class Compiled:
         if not graph.heads:
             return {}
         if graph.backward:
-            node = torch._C._current_autograd_node()
+            node = _current_node()
             before: _Modules = self._forwards.get(node, {}) if node is not None else {}
             return before
         found, context = modules_in_frame(graph.heads)
@@ -182,7 +185,7 @@ class Compiled:
 
     def _here(self) -> Any:
         """Return the site of the module whose call the graph was traced in. A backward graph may be compiled later."""
-        context = torch._guards.TracingContext.try_get()
+        context = _tracing()
         here = self._calls.current_site(False)
         return self._traced_in.setdefault(context, here) if context is not None else here
 

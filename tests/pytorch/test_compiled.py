@@ -29,7 +29,7 @@ from annot.attribution.line_tree import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
-from annot.torch import compiled, compiled_ranges, module_calls, module_sites  # noqa: E402
+from annot.torch import compiled, compiled_ranges, module_sites  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -459,11 +459,3 @@ def test_a_wrapper_adds_no_name_to_the_layers_of_its_kernels(tmp_path: Path) -> 
 
     (region,) = regions(capture(tmp_path, body))
     assert inside(region) == [("fc", "Linear"), ("act+(model)", "Tanh+Block")]
-
-
-def test_releases_before_2_8_pass_over_the_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the compiler is told by `skip_code`; else torch.export would name inputs after annot's own parameter."""
-    skipped: list[Any] = []
-    monkeypatch.setattr(module_calls, "_frames", SimpleNamespace(skip_code=skipped.append))
-    module_calls.pass_over(step)
-    assert skipped == [step.__code__]
