@@ -54,6 +54,7 @@ _NO_LAYERS: Final = (
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
 _tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
+_current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
 
 
@@ -132,7 +133,7 @@ class Compiled:
         if not graph.heads:
             return {}
         if graph.backward:
-            node = torch._C._current_autograd_node()
+            node = _current_node()
             before: _Modules = self._forwards.get(node, {}) if node is not None else {}
             return before
         found, context = modules_in_frame(graph.heads)

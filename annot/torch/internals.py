@@ -53,7 +53,7 @@ INTERNALS: Final = (
     Internal("torch.overrides._get_current_function_mode_stack", _ALL, "ops=True", _NO_RANGES),
     Internal("torch.overrides._pop_mode", _ALL, "ops=True", _NO_RANGES),
     Internal("torch.overrides._push_mode", _ALL, "ops=True", _NO_RANGES),
-    Internal("torch._C._len_torch_function_stack", _ALL, "ops=True", _NO_RANGES),
+    Internal("torch._C._len_torch_function_stack", _ALL, "ops=True, memory=True", _NO_RANGES),
     Internal("torch._C._dynamo.eval_frame.set_eval_frame", _ALL, "ops=True, tests of the marks", _NO_RANGES),
     Internal(
         "torch._C._dynamo.eval_frame.set_code_exec_strategy", ("2.7", ""), "functions that torch.compile skips",
