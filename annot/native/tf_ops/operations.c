@@ -68,7 +68,7 @@ typedef void *(*SizeEvent)(void *event, const int32_t *numbers, int count);
 static StartRange start_range;
 static EndRange end_range;
 static SizeEvent size_event;
-static volatile int ranges_on = 1;
+volatile int ranges_on = 1;
 
 /* One execution of a graph: a step and, in a loop, one iteration of one frame. */
 typedef struct {
