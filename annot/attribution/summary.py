@@ -10,16 +10,17 @@ The summary of `summarize` has these keys:
     host_ns                    host time inside ranges, added up over threads; null without host times
     wall_ns                    time of the selected steps with their waits for data, or from the first to the last
                                range, added up over processes that do more than load data; null without host times
-    whole_ns                   100 % of shares: gpu_ns, or without GPU activity wall_ns, or host_ns if threads or
-                               ranges that run at the same time make it longer; null without host times
+    whole_ns                   100 % of shares: gpu_ns, or without GPU activity host_ns and the time outside ranges,
+                               which is wall_ns unless ranges run at the same time; null without host times
     processes                  number of these processes: those with steps, or else with ranges
     workers                    of the processes that only load data, in the whole run: processes, fetches, host_ns
-    warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps
+    warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps, or without steps in ranges named
+                               warm-up
     gpu_guessed_ns             part of attributed_gpu_ns that was launched while several ranges of its process
                                were innermost, and was attributed to the one that started last
     ranges, kernels, copies, threads   counts
     devices                    process, device, busy_ns (union over streams) and span_ns of each device
-    steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
+    steps, step_ns             number of steps; mean, median, min, max, iqr (ns) of their times and warmup, or null
     warmup_left_out            number of warm-up steps that are not among them
     steps_found_by             words for the method that found the steps
     steps_missing              why the run has no steps, and what marks them; empty with steps
@@ -31,17 +32,21 @@ The summary of `summarize` has these keys:
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import polars as pl
 
 from annot.attribution.attribute import Attribution
+from annot.attribution.column_ops import NONE
 from annot.attribution.data_workers import fetches, worker_processes
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
+from annot.attribution.outside_ranges import process_spans
 from annot.attribution.step_spans import step_spans
 from annot.attribution.step_table import by_step, step_statistics
 from annot.attribution.steps import Steps
+from annot.labels.plain_names import WARM_UP
 
 __all__ = ["summarize"]
 
@@ -65,7 +70,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
     return {
         **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
         **gpu,
-        **_host_times(attribution, gpu["gpu_ns"] if counts["kernels"] or counts["copies"] else None),
+        **_host_times(attribution, lost, gpu["gpu_ns"] if counts["kernels"] or counts["copies"] else None),
         **counts,
         **_steps(attribution),
         "cut": attribution.meta.get("cut", ""),
@@ -79,24 +84,32 @@ def _gpu_times(attribution: Attribution, lost: pl.DataFrame) -> dict[str, Any]:
     gpu, outside = int(nodes["gpu_self_ns"].sum()), int(lost["gpu_self_ns"].sum())
     span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
     devices = attribution.device_busy.select("process", "device", "busy_ns", span)
+    steps = by_step(attribution)
     return {
         "gpu_ns": gpu,
         "attributed_gpu_ns": gpu - outside,
         "unattributed_gpu_ns": outside,
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
-        "warmup_gpu_ns": int(by_step(attribution).filter("warmup")["gpu_ns"].sum()),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _in_named_warmup(attribution),
         "gpu_guessed_ns": attribution.guessed_ns,
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
     }
 
 
-def _host_times(attribution: Attribution, gpu_ns: int | None) -> dict[str, Any]:
-    """The times of processes; `gpu_ns` is None without GPU activity."""
-    host = int(attribution.nodes["host_self_ns"].sum()) if known(attribution.meta) else None
-    processes = _processes(attribution)
-    longer = None if host is None else max(host, processes["wall_ns"])
-    return {"host_ns": host, "whole_ns": longer if gpu_ns is None else gpu_ns, **processes}
+def _in_named_warmup(attribution: Attribution) -> int:
+    """Return the GPU time (ns) in ranges named warm-up."""
+    names, nodes, inside = attribution.forest.keys.names, attribution.forest.nodes, list[bool]()
+    for parent, key in zip(nodes.parents, nodes.keys, strict=True):
+        inside.append((parent != NONE and inside[parent]) or re.search(WARM_UP, names[key][0]) is not None)
+    return int(attribution.nodes["gpu_self_ns"].filter(pl.Series(inside, dtype=pl.Boolean)).sum())
+
+
+def _host_times(attribution: Attribution, lost: pl.DataFrame, gpu_ns: int | None) -> dict[str, Any]:
+    """The times of processes; `lost` has the unattributed nodes, and `gpu_ns` is None without GPU activity."""
+    rows = int(attribution.nodes["host_self_ns"].sum()) if known(attribution.meta) else None
+    host = None if rows is None else rows - int(lost["host_self_ns"].sum())
+    return {"host_ns": host, "whole_ns": rows if gpu_ns is None else gpu_ns, **_processes(attribution)}
 
 
 def _counts(attribution: Attribution) -> dict[str, int]:
@@ -130,10 +143,8 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     loading = worker_processes(forest)
     process = forest.threads.table["process_code"]
     rows = forest.every_range()
-    spans = rows.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
-    spans = spans.with_columns(process.gather(spans["thread"]))
+    spans = process_spans(forest)
     of_workers = pl.col("process_code").is_in(loading.implode())
-    spans = spans.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
     length = pl.col("end") - pl.col("start")
     selected = spans
     if steps.choice is not None:
@@ -143,7 +154,7 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     fetched = fetched.with_columns(process.gather(fetched["thread"])).filter(of_workers)
     return {
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
-        "processes": (steps.table["process"] if steps.table.height else spans["process_code"]).n_unique(),
+        "processes": (steps.table["process"] if steps.table.height else spans["process"]).n_unique(),
         "workers": {
             "processes": loading.len(), "fetches": fetched.height, "host_ns": int(fetched.select(length.sum()).item()),
         },

@@ -210,7 +210,7 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return label and remark of a row: layer and class, or for unattributed time the reason."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
     if layer:
-        return TITLES.get(layer, layer), module
+        return TITLES.get(layer, layer), "" if module == layer else module
     if module and phase in LAYER_PHASES:
         return MODEL, module
     return (phase.capitalize(), module or "(all)") if phase != "other" else (MODEL, module)

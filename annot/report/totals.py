@@ -37,7 +37,8 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
     if not report.shares or not (meta["steps"] or meta["kernels"]):
         return None
     parts = sorted(report.shares.items(), key=lambda part: -part[1])
-    return "Step time" if meta["step_ns"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
+    run = "Run time without warm-up" if meta.get("without_warmup") else "Run time"
+    return "Step time" if meta["step_ns"] else run, [f"{share:.1%} {name}" for name, share in parts]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
@@ -86,11 +87,12 @@ def _host_line(meta: dict[str, Any]) -> str:
 
 
 def _overlaps(meta: dict[str, Any]) -> str:
-    """Why shares of rows differ from shares of the step: without a GPU they are of the sum over threads."""
+    """Why shares of rows differ from shares of the step: without a GPU they are of the sum of the rows."""
     if meta["kernels"] or meta["copies"] or meta["whole_ns"] <= meta["wall_ns"]:
         return ""
     what = "step" if "per_step" in meta else "run"
-    return f". Some ranges overlap: the {what} takes {duration(meta['wall_ns'])}, and shares of rows are of the sum"
+    wall, whole = duration(meta["wall_ns"]), duration(meta["whole_ns"])
+    return f". Some ranges overlap: the {what} takes {wall}, and shares are of {whole}, the sum of the rows"
 
 
 def _of_processes(meta: dict[str, Any]) -> str:
@@ -116,7 +118,7 @@ def _step_line(meta: dict[str, Any]) -> str:
         warmup = f", excluding {number:,} warm-up step{'' if number == 1 else 's'}"
     if meta["steps"] - times["warmup"] == 1:
         return f"{steps}, {duration(times['median'])}{warmup}"
-    median, iqr, least, most = (duration(times[name]) for name in ("median", "iqr", "min", "max"))
+    mean, median, iqr, least, most = (duration(times[name]) for name in ("mean", "median", "iqr", "min", "max"))
     if least.split()[1:] == most.split()[1:]:  # same unit: show it once
         least = least.split()[0]
-    return f"{steps}, median {median}, IQR {iqr}, {least} to {most}{warmup}"
+    return f"{steps}, mean {mean}, median {median}, IQR {iqr}, {least} to {most}{warmup}"

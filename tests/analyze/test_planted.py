@@ -27,6 +27,13 @@ def test_the_first_advice_names_what_is_planted(planted: str, tmp_path: Path) ->
     assert planted == "optimizer" or ("aten::" in said and "[" in said)
 
 
+def test_the_fused_optimizer_is_that_of_the_run(tmp_path: Path) -> None:
+    """torch.profiler names the method of the optimizer too: AdamW.step."""
+    trace, rule, _ = PLANTED["optimizer"]
+    said = {advice.rule: advice for advice in advise(attribute(load(trace().save(tmp_path))))}
+    assert said[rule].code == "torch.optim.AdamW(model.parameters(), ..., fused=True)"
+
+
 @pytest.mark.parametrize("trace", NOTHING)
 def test_nothing_is_advised_without_evidence(trace: str, tmp_path: Path) -> None:
     """Fusing needs two operators that can be fused, and waiting for launches more than a few of them."""

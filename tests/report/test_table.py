@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from operator_traces import H100
+from planted_traces import Planted
 from ranked import ordered_only
 from rich.cells import cell_len
 from rich.console import Console
@@ -59,13 +61,13 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
              unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to
-               2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR
+               0, 2.120 to 2.120 ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9%
                    exposed copies, 0.5% waiting for launches, 0.2%
                    waiting for the CPU
 
-        GPU time by layer, ms
+        GPU time by layer in total, ms
         Layer                           Forward Backward Share Calls
           Epoch                           2.440    4.260 99.6%     1
             Data wait                                     0.0%     2
@@ -92,11 +94,12 @@ GOLDEN = {
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
                    waiting for launches, 0.2% waiting for the CPU
 
-        GPU time by layer, ms
+        GPU time by layer in total, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
           Epoch                            2.440     4.260  6.970  99.6%      1    4.400
             Data wait                                       0.000   0.0%      2    0.300
@@ -121,10 +124,10 @@ GOLDEN = {
         Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5% waiting for launches, 0.2% waiting for the CPU
 
-        GPU time by layer, ms
+        GPU time by layer in total, ms
         Layer                                Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
           Epoch                                2.440     4.260  6.970  0.010  99.6%      1  4.860        2    4.400
             Data wait                                           0.000  0.000   0.0%      2  0.000             0.300
@@ -148,11 +151,12 @@ GOLDEN = {
         Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and
         backward).
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges,
                    7.1% waiting for data, 1.9% other ranges
 
-        Host time by layer, ms
+        Host time by layer in total, ms
         Layer                        Forward  Backward  Total   Share  Calls
           Epoch                        1.400     1.700  4.400  100.0%      1
             Data wait                                   0.300    6.8%      2
@@ -170,10 +174,10 @@ GOLDEN = {
     "host 200": """\
         Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and backward).
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% waiting for data, 1.9% other ranges
 
-        Host time by layer, ms
+        Host time by layer in total, ms
         Layer                        Forward  Backward  Total   Self   Share  Calls  Input
           Epoch                        1.400     1.700  4.400  0.160  100.0%      1
             Data wait                                   0.300  0.300    6.8%      2
@@ -193,11 +197,12 @@ GOLDEN = {
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
                    waiting for launches, 0.2% waiting for the CPU
 
-        Time by module, ms
+        Time by module in total, ms
         Module                     Phase  Layers  Calls    GPU  GPU self  Share  Host ms
           AlexNet                forward       1      2  2.440     0.000  34.9%    1.400
           Sequential             forward       1      2  1.840     0.000  26.3%    1.000
@@ -225,11 +230,12 @@ GOLDEN = {
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
                    waiting for launches, 0.2% waiting for the CPU
 
-        Time by phase, ms
+        Time by phase in total, ms
         Phase             Calls    GPU  Share  Host ms
           other               1  0.110   1.6%    0.600
           data                2  0.000   0.0%    0.300
@@ -248,11 +254,12 @@ GOLDEN = {
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
                    waiting for launches, 0.2% waiting for the CPU
 
-        Time by kernel, ms
+        Time by kernel in total, ms
         Kernel                         Calls  Total  Share  Mean ms  Layers
         > ampere_scudnn_128x64_nt          2  3.000  42.9%    1.500       1
           ampere_scudnn_128x64_nn          2  1.800  25.7%    0.900       1
@@ -274,7 +281,8 @@ GOLDEN = {
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
+        Steps: 2 (batch ranges), mean 2.120 ms, median 2.120 ms, IQR 0, 2.120 to 2.120
+               ms
         Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
                    waiting for launches, 0.2% waiting for the CPU
 
@@ -330,7 +338,7 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     profile.layer("blocks Mlp |fwd", 70, 80)
     lines = _table(profile.write(tmp_path / "x"), 80)[2:7]
     assert [line[:26].rstrip() for line in lines] == [
-        "  (model) Generator", "  (model) Critic", "> block Block", "    attention.query Linear", "  blocks Mlp",
+        "  (model) Generator", "  (model) Critic", "  block Block", "    attention.query Linear", "  blocks Mlp",
     ]  # fmt: skip
 
 
@@ -447,8 +455,8 @@ def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
     lines = _table(path, 80, "step")
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
     assert _printed(path, 80, "step").splitlines()[2:4] == [
-        "Steps: 5 (batch ranges), median 102.00 µs, IQR 3.00 µs, 100.00 to 104.00 µs,",
-        "       excluding 1 warm-up step",
+        "Steps: 5 (batch ranges), mean 101.75 µs, median 101.50 µs, IQR 3.00 µs, 100.00",
+        "       to 104.00 µs, excluding 1 warm-up step",
     ]
 
 
@@ -496,5 +504,17 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
         profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
     lines = _table(profile.write(tmp_path / "run.sqlite"), 60)
     assert [re.split(r"(?<=\S)  ", line)[0] for line in lines if "%" in line] == [
-        "> Epoch", "    Batch", "  Epoch validate", "    Batch validate",
+        "> Epoch", "    Batch", "  Epoch validate", "    Batch validate", "  (unattributed) outside ranges",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_roofline_by_shape_shows_the_shapes(width: int, tmp_path: Path) -> None:
+    """Rows of one operator differ only in their inputs, so that the last columns of numbers are hidden first."""
+    kernels = (("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", 900),)
+    trace = Planted(H100).op("aten::mm", [4096, 4096], [4096, 64], kernels=kernels)
+    path = trace.op("aten::mm", [4096, 4096], [4096, 8192], kernels=kernels).save(tmp_path)
+    lines = _printed(path, width, "op", columns="roofline").splitlines()
+    rows = [line for line in lines if re.match(r"[> ] aten::mm .*%", line)]
+    assert sorted(row.rpartition(",")[2] for row in rows) == ["64]bf16", "8192]bf16"]
+    assert any("Share" in line and line.endswith("Inputs") for line in lines)

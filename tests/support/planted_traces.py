@@ -101,11 +101,14 @@ def _attention(trace: Planted, query: list[int], key: list[int], *kernels: tuple
     return trace.op("aten::scaled_dot_product_attention", query, key, key, kernels=kernels, values=NOT_CAUSAL, times=9)
 
 
-def _eager_attention(trace: Planted, product: str) -> Planted:
+def _eager_attention(trace: Planted, product: str, *, mask: bool = False) -> Planted:
     scores = [256, 1024, 1024]
     for _ in range(5):
         trace.op(product, [256, 1024, 64], [256, 64, 1024], kernels=((GEMM, 200),))
-        trace.op("aten::mul", scores, kernels=((ADD, 300),)).op("aten::_softmax", scores, kernels=((SOFTMAX, 400),))
+        trace.op("aten::mul", scores, kernels=((ADD, 300),))
+        if mask:
+            trace.op("aten::add", scores, scores, kernels=((ADD, 300),))
+        trace.op("aten::_softmax", scores, kernels=((SOFTMAX, 400),))
         trace.op(product, scores, [256, 1024, 64], kernels=((GEMM, 200),))
     return trace
 
@@ -175,6 +178,10 @@ PLANTED: Final[dict[str, tuple[Callable[[], Planted], str, str]]] = {
     "decode": (
         lambda: _attention(Planted(H100), [32, 32, 1, 128], [32, 8, 8192, 128], (FLASH, 600)),
         "attention_shape", "attention of 1 query to 8192 keys",
+    ),
+    "eager attention with a mask": (
+        lambda: _eager_attention(Planted(links="external"), "aten::bmm", mask=True), "eager_attention",
+        "aten::_softmax [256",
     ),
     "eager attention": (
         lambda: _eager_attention(Planted(links="external"), "aten::bmm"), "eager_attention", "aten::_softmax [256",

@@ -15,7 +15,7 @@ import polars as pl
 
 from annot.analyze.advice.operator_facts import Operator, operators_of
 from annot.analyze.cpu_parts import layers_of_parts
-from annot.analyze.gpu_activities import device_idle
+from annot.analyze.gpu_activities import idle_of_nodes, sums_by_layer
 from annot.analyze.idle import idle_calls
 from annot.analyze.kernel_kinds import MATRIX, with_classes
 from annot.analyze.part_names import IDLE
@@ -43,6 +43,8 @@ _COMPILED: Final = rf"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|\b{
 """Ranges around the graphs of torch.compile, of PyTorch and of annot."""
 _OF_INDUCTOR: Final = r"^triton_(?:poi|red|per|tem|for|mm)_"
 """Kernels that Inductor generates: pointwise, reductions, persistent reductions, templates and foreach."""
+_LEAST_IDLE: Final = 0.1
+"""Fraction of the idle time from which a layer is named as a place of it."""
 _OF_LAYERS: Final = ("forward", "backward", "recompute")
 _BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
 """Names of kernels that a backward pass runs."""
@@ -290,12 +292,6 @@ class Facts:
         devices = self.step_time.unique(["process", "device"])
         return int(devices["wall_ns"].sum())
 
-    @property
-    def mean_step_ns(self) -> float | None:
-        """Mean time of the steps in `step_time` in ns; None with fewer than two steps."""
-        count = self.attribution.steps.steady().height
-        return int(self.step_time.unique("process")["wall_ns"].sum()) / count if count > 1 else None
-
     @cached_property
     def work(self) -> pl.DataFrame:
         """GPU activities of the steps.
@@ -339,11 +335,13 @@ class Facts:
 
     @cached_property
     def idle_layers(self) -> list[str]:
-        """The layers with the most idle time before their GPU activities."""
-        idle = device_idle(self.attribution)
-        if idle is None:
+        """The layers with the most idle time before their GPU activities, at least 10 % of the idle time of all."""
+        nodes = idle_of_nodes(self.attribution)
+        if nodes is None:
             return []
+        idle = sums_by_layer(self.attribution, nodes)
         named = idle.filter((pl.col("layer") != "") & ~pl.col("layer").str.starts_with("("))
+        named = named.filter(pl.col("gpu_idle_ns") >= _LEAST_IDLE * int(nodes["gpu_idle_ns"].sum()))
         order = named.sort("gpu_idle_ns", "layer", descending=[True, False])["layer"]
         return order.unique(maintain_order=True).head(5).to_list()
 

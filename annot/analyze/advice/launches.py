@@ -15,6 +15,8 @@ __all__ = ["RULES", "cuda_graphs", "host_bound"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
+_MOST_WAITS: Final = 2
+"""Calls that wait for the device at the end of a step: for its loss, and for a timer."""
 _LEAST_KERNELS: Final = 10
 """Kernels from which gaps between them show that the run waits for launches."""
 
@@ -23,8 +25,8 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     """Steps that wait for launches and launch the same kernels, as a CUDA graph requires.
 
     Evidence: steps without CUDA graphs, of which no two have different numbers of kernels; at least 10 kernels of at
-    most 50 µs on average in each; and at least 10 % of the step time in which the device is idle while the CPU prepares
-    the next launch.
+    most 50 µs on average in each; at most two calls in each that wait for the device, which a graph cannot contain; and
+    at least 10 % of the step time in which the device is idle while the CPU prepares the next launch.
     """
     share = facts.idle["launch"]
     if share < 0.1 or not _fits_a_graph(facts):
@@ -70,11 +72,14 @@ _OF_ENGINES: Final = {
 
 
 def _fits_a_graph(facts: Facts) -> bool:
-    """Whether the steps launch the same short kernels, without CUDA graphs."""
+    """Whether the steps launch the same short kernels, without CUDA graphs and without waits between them."""
     kernels = facts.steps["kernels"]
     alike = kernels.len() > 0 and kernels.min() == kernels.max()
     enough = facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
-    return facts.on_device and alike and enough and facts.mean_kernel_ns <= 5 * _SHORT_NS and not facts.graphs
+    short = facts.mean_kernel_ns <= 5 * _SHORT_NS
+    waits = facts.idle_calls.filter(pl.col("cause") == "synchronisation")["calls"].sum()
+    runs_through = waits <= _MOST_WAITS * kernels.len()
+    return facts.on_device and alike and enough and short and runs_through and not facts.graphs
 
 
 def host_bound(facts: Facts) -> Advice | None:

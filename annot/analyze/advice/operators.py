@@ -16,7 +16,7 @@ from annot.analyze.operator_table import operator_table
 from annot.analyze.work.operators import REDUCTIONS
 from annot.labels.tag import Tag
 
-__all__ = ["RULES", "longest_operator"]
+__all__ = ["RULES", "kernels_of_attention", "longest_operator"]
 
 _LEAST: Final = 0.1
 """Share of the step from which an operator is worth advice."""
@@ -102,10 +102,9 @@ def eager_attention(facts: Facts) -> Advice | None:
     Evidence: operators of one thread in this order with elementwise operators between them, and their share of the
     step (at least 10 %).
     """
-    groups = _attention_in_pieces(facts)
-    operators = [operator for operator in facts.operators if operator.group in groups]
+    operators = _attention(facts)
     share = sum(operator.share for operator in operators)
-    if share < _LEAST:
+    if not operators:
         return None
     softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
     return Advice(
@@ -117,6 +116,23 @@ def eager_attention(facts: Facts) -> Advice | None:
         '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
         share, _layers(facts, operators),
     )  # fmt: skip
+
+
+def kernels_of_attention(facts: Facts) -> list[str]:
+    """Return the names of kernels that only attention in eager operations runs; none without advice on it."""
+    groups = {operator.group for operator in _attention(facts)}
+    others = {name for operator in facts.operators if operator.group not in groups for name in operator.kernels}
+    return [
+        name for operator in facts.operators if operator.group in groups
+        for name in operator.kernels if name not in others
+    ]  # fmt: skip
+
+
+def _attention(facts: Facts) -> list[Operator]:
+    """The operators of attention in eager operations; none if they take less than `_LEAST` of the step."""
+    groups = _attention_in_pieces(facts)
+    operators = [operator for operator in facts.operators if operator.group in groups]
+    return operators if sum(operator.share for operator in operators) >= _LEAST else []
 
 
 def _attention_in_pieces(facts: Facts) -> set[int]:

@@ -24,6 +24,7 @@ from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.attribution.layer_chains import Key
 from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
+from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
@@ -31,8 +32,7 @@ from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.report import Report
 from annot.report.tables import as_data
-from annot.report.views import View, find_view
-from annot.util.entry_points import loaded
+from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
 
 __all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
@@ -155,7 +155,7 @@ def _views(
     attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
 ) -> dict[str, Any]:  # fmt: skip
     """The data of the views by name, in the order in which they are computed; see `run_data`."""
-    tables = (find_view("communication"), *loaded("annot.views", View))
+    tables = (find_view("communication"), *other_views())
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "findings": lambda: _findings(attribution),
@@ -166,7 +166,7 @@ def _views(
         "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
         "classes": lambda: _columns(_per_step(by_class(shown), steps)),
-        "more": lambda: [_table(view, shown, steps) for view in tables],
+        "more": lambda: [table for view in tables if (table := _table(view, shown, steps))],
     }
     made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
@@ -294,9 +294,13 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
     return found["number"].cast(pl.Int64), [text or "" for text in distinct]
 
 
-def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
-    """A view as a table. The page leaves out views without rows."""
-    rows = view.rows(attribution)
+def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any] | None:
+    """A view as a table; None if a view of another package fails. The page leaves out views without rows."""
+    try:
+        rows = view.rows(attribution)
+    except AnnotError as error:
+        warn(f"The page lacks a table: {error}")
+        return None
     if view.sums and steps > 1:
         rows = per_step(rows, view.shown, steps)
     columns = [Column(view.label, view.label.capitalize(), "text"), *view.shown]

@@ -53,16 +53,17 @@ def fitted_table(
         last: heading of the last cells.
         most: maximum width of the labels; None: unlimited.
         room: width that columns leave for the labels: the last columns are hidden first.
-        end_room: width that labels leave for the last cells.
+        end_room: width that columns and labels leave for the last cells.
     """
     gap = 2 if width >= NARROW else 1
     wanted = min(room, max((label.cell_len for label in labels), default=0))
     shown = _filled(columns, rows, width)
-    while (left := width - sum(column.width + gap for column in shown)) < wanted and len(shown) > _FEW:
-        shown = _without_least(shown)
     longest_end = max((text.cell_len for text in shapes), default=0)
-    if longest_end and end_room:
-        most = left - gap - min(end_room, longest_end)
+    ending = min(end_room, longest_end) + gap if longest_end and end_room else 0
+    while (left := width - sum(column.width + gap for column in shown)) < wanted + ending and len(shown) > _FEW:
+        shown = _without_least(shown)
+    if ending:
+        most = left - ending
     longest = max([len(title), *(label.cell_len for label in labels)])
     label = max(LABEL, min(left, most or left, longest))
     end = max(len(last), min(longest_end, left - label - gap)) if longest_end else 0

@@ -110,10 +110,13 @@ def table_of(
     `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of
     the row to mark.
     """
-    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
+    shown = end and (width >= WIDE or end in ("name", "inputs"))
+    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if shown else []
+    # Only inputs tell the rows of an operator apart.
+    end_room = width // 4 if end == "inputs" else 0
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
     labels = marked([_label(row, label) for row in rows], hottest)
-    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
+    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM, end_room)
 
 
 def _end(value: str | None, end: str) -> Text:
@@ -145,7 +148,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
     lines: list[RenderableType] = [
-        Text(f"{heading}{_unit(report, shown)}", style="bold"),
+        Text(f"{heading}{report.scope}{_unit(report, shown)}", style="bold"),
         table_of(
             _TITLES.get(view.label, view.label.capitalize()),
             shown,
@@ -196,7 +199,7 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     lines, others = shown_lines(report), other_lines(report.tree_rows, report.every)
     unit = unit_for(report.tree_rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
-    heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
+    heading = f"{words[report.time]} by layer{report.scope}, {unit.name}{report.each_step}"
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
     hottest, root = _hottest(rows, lambda line: line.get(report.order) if line else None), model_class(lines)
@@ -205,7 +208,7 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
     columns = kept(shown_columns(report, lines), report.meta.get("verdict", ""))
     table = fitted_table("Layer", labels, columns, rows, width, shapes, room=room)
-    return [heading, table]
+    return [Text(heading, style="bold"), table]
 
 
 def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | None:
@@ -237,7 +240,7 @@ def hot_table(report: Report, width: int, number: int | None = None) -> tuple[Re
     sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
     words = {"gpu_ns": "GPU self time", "host_ns": "Host self time"}
     unit = unit_for(row.total_ns for row in rows)
-    title = f"{words[report.time]}, {unit.name}{report.each_step}"
+    title = f"{words[report.time]}{report.scope}, {unit.name}{report.each_step}"
     columns = hot_columns(report, rows, short=width < WIDE)
     return fitted_table(
         title,
@@ -265,7 +268,7 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
     labels = marked([_label(row, "name") for row in rows], _hottest(rows, lambda row: row["main_ns"]))
-    title = f"GPU time by kernel, {unit.name}{report.each_step}"
+    title = f"GPU time by kernel{report.scope}, {unit.name}{report.each_step}"
     return fitted_table(title, labels, columns, rows, width, room=_ROOM)
 
 
