@@ -11,12 +11,14 @@ from typing import Any, Final
 
 import polars as pl
 
-__all__ = ["Cells", "cells_of"]
+__all__ = ["Cells", "bounds_of", "cells_of", "in_lanes_of_cells"]
 
 _CELLS: Final = 2048
 _HOST: Final = ("thread", "layers")
 """Kinds of tracks whose ranges nest."""
 _KEYS: Final = ("lane", "key", "text")
+_SLICE: Final = 1 << 18
+"""Events per slice. Slices keep temporary columns small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +38,39 @@ class Cells:
     busy: pl.DataFrame
 
 
-def cells_of(every: pl.DataFrame, kept: pl.DataFrame, lanes: Sequence[dict[str, Any]], most: int) -> Cells:
+def bounds_of(events: pl.DataFrame) -> pl.Series:
+    """Return the bounds of cells with about as many starts of events each."""
+    starts = events["start_ns"].sort()
+    last = events.select((pl.col("start_ns") + pl.col("length_ns")).max()).to_series()
+    return pl.concat([starts.gather_every(-(-events.height // _CELLS)).unique(), last]).unique().sort()
+
+
+def in_lanes_of_cells(events: pl.DataFrame, lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
+    """Return the events in the lanes whose sums cells have: those of devices, or without any those of the host."""
+    devices = any(one["device"] for one in lanes)
+    lane = [number for number, one in enumerate(lanes) if one["device"] or (not devices and one["kind"] in _HOST)]
+    return events.filter(pl.col("lane").is_in(lane))
+
+
+def cells_of(
+    every: pl.DataFrame, kept: pl.DataFrame, bounds: pl.Series, lanes: Sequence[dict[str, Any]], most: int
+) -> Cells:
     """Return the sums of `every` event that the events `kept` do not have.
 
     Args:
-        every: events with the columns lane, row, start_ns, length_ns, text and key.
-        kept: some of these events.
+        every: result of `in_lanes_of_cells` for events with the columns lane, row, start_ns, length_ns, text and key.
+        kept: some of the events.
+        bounds: result of `bounds_of`.
         lanes: device and kind of each lane.
         most: maximum number of rows of the sums. A cell becomes longer until they fit.
     """
-    starts = every["start_ns"].sort()
-    last = (every["start_ns"] + every["length_ns"]).max()
-    bounds = pl.concat([starts.gather_every(-(-every.height // _CELLS)).unique(), pl.Series([last])]).unique().sort()
     first_of: dict[str, int] = {}
     for place, lane in enumerate(lanes):
         first_of.setdefault(lane["device"], place)
     devices = {place: first_of[lane["device"]] for place, lane in enumerate(lanes) if lane["device"]}
-    parts = [_parts(one, devices, lanes) for one in (every, kept)]
+    parts = [_parts(one, devices, lanes) for one in (every, in_lanes_of_cells(kept, lanes))]
     sums = _in_cells(_less(*parts), bounds, "key", "text")
-    busy = _in_cells(_less(*(_busy(one) for one in parts)), bounds, "lane").drop("calls")
+    busy = _in_cells(_less(*(_busy(one.drop("key", "text")) for one in parts)), bounds, "lane").drop("calls")
     while sums.height > most and bounds.len() > 2:
         bounds = pl.concat([bounds.gather_every(2), bounds.tail(1)]).unique().sort()
         sums, busy = _doubled(sums), _doubled(busy)
@@ -67,17 +83,15 @@ def _less(every: pl.DataFrame, kept: pl.DataFrame) -> pl.DataFrame:
 
 def _parts(events: pl.DataFrame, devices: dict[int, int], lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """The GPU activities. Without any: each range for its key, and with the sign -1 for that of the range around."""
-    lane = [number for number, one in enumerate(lanes) if one["device"] or (not devices and one["kind"] in _HOST)]
-    found = events.filter(pl.col("lane").is_in(lane))
     device = pl.Series([devices.get(number, -1) for number in range(len(lanes))], dtype=pl.Int32)
-    owner = device.gather(found["lane"]).alias("lane")
+    owner = device.gather(events["lane"]).alias("lane")
     times = (pl.col("start_ns").alias("start"), (pl.col("start_ns") + pl.col("length_ns")).alias("end"))
     calls, sign = pl.lit(1, pl.Int64).alias("calls"), pl.lit(1, pl.Int64).alias("sign")
     if devices:
-        return found.select(owner, "key", "text", *times, calls, sign)
-    own = found.select(owner, "key", pl.lit(None, pl.Categorical).alias("text"), *times, calls, sign)
+        return events.select(owner, "key", "text", *times, calls, sign)
+    own = events.select(owner, "key", pl.lit(None, pl.Categorical).alias("text"), *times, calls, sign)
     inner = own.with_columns(
-        _outer(found).alias("key"), calls=pl.lit(0, pl.Int64), sign=pl.lit(-1, pl.Int64)
+        _outer(events).alias("key"), calls=pl.lit(0, pl.Int64), sign=pl.lit(-1, pl.Int64)
     ).drop_nulls("key")
     return pl.concat([own, inner])
 
@@ -108,6 +122,13 @@ def _busy(parts: pl.DataFrame) -> pl.DataFrame:
 
 def _in_cells(parts: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
     """The sums of the parts in each cell. A call counts where it starts."""
+    every = [_cut(some, bounds, keys) for some in parts.iter_slices(_SLICE)] or [_cut(parts, bounds, keys)]
+    sums = pl.concat(every).group_by("cell", *keys).agg(pl.all().sum())
+    return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
+
+
+def _cut(parts: pl.DataFrame, bounds: pl.Series, keys: Sequence[str]) -> pl.DataFrame:
+    """The sums of some of the parts."""
     last = bounds.len() - 2
     first = bounds.search_sorted(parts["start"], side="right").cast(pl.Int64) - 1
     final = bounds.search_sorted(parts["end"], side="left").cast(pl.Int64) - 1
@@ -122,8 +143,7 @@ def _in_cells(parts: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFram
         calls=pl.when(pl.col("cell") == pl.col("first")).then("calls").otherwise(0),
         length_ns=(pl.min_horizontal("end", end) - pl.max_horizontal("start", begin)) * pl.col("sign"),
     )
-    sums = cut.group_by("cell", *keys).agg(pl.col("calls", "length_ns").sum())
-    return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
+    return cut.group_by("cell", *keys).agg(pl.col("calls", "length_ns").sum())
 
 
 def _doubled(sums: pl.DataFrame) -> pl.DataFrame:

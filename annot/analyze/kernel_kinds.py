@@ -88,13 +88,15 @@ def _library(text: str) -> str:
 
 
 def with_classes(names: pl.DataFrame) -> pl.DataFrame:
-    """Add kind, library (String) and tensor_cores (Boolean, null: unknown) to a table with the column `name`."""
-    distinct = names["name"].cast(pl.String).unique()
-    rows = [(name, *astuple(classify(name or ""))) for name in distinct]
-    schema = {"name": pl.String, "kind": pl.String, "library": pl.String, "tensor_cores": pl.Boolean}
-    classes = pl.DataFrame(rows, schema=schema, orient="row")
-    texts = names.with_columns(pl.col("name").cast(pl.String))
-    return texts.join(classes, on="name", how="left", nulls_equal=True, maintain_order="left")
+    """Add kind, library (String) and tensor_cores (Boolean, null: unknown) to a table with the column `name`.
+
+    Names as `pl.Categorical` stay so: as texts, those of a million kernels take hundreds of megabytes.
+    """
+    distinct = names["name"].unique()
+    rows = [astuple(classify(name or "")) for name in distinct.cast(pl.String)]
+    schema = {"kind": pl.String, "library": pl.String, "tensor_cores": pl.Boolean}
+    classes = pl.DataFrame(rows, schema=schema, orient="row").with_columns(distinct)
+    return names.join(classes, on="name", how="left", nulls_equal=True, maintain_order="left")
 
 
 def layer_names(attribution: Attribution) -> pl.DataFrame:

@@ -72,7 +72,7 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
 def _extremes(attribution: Attribution) -> pl.DataFrame:
     """The shortest and longest call of each layer and the sum of its calls, in CPU time and in GPU time."""
     forest = attribution.forest
-    self_ns = attribution.range_work()["gpu_self_ns"]
+    self_ns = attribution.range_work("gpu_self_ns").to_series()
     tree = forest.tree.select("path", "parent", "start", "end", gpu_ns=column_ops.fold(forest.tree["parent"], self_ns))
     keys, length = pl.Series("key", forest.nodes.keys, pl.Int64), (pl.col("end") - pl.col("start")).alias("host_ns")
     crossing = forest.crossing.select(length, gpu_ns=attribution.crossing_gpu_ns)

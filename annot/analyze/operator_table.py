@@ -137,13 +137,10 @@ def _kernels(attribution: Attribution, groups: pl.Series, outside: dict[str, int
     for block in () if attribution.source is None else attributed_blocks(attribution):
         without = pl.when(block["node"].is_in(reasons)).then(outside[UNATTRIBUTED]).otherwise(outside["other"])
         group = pl.coalesce(groups.gather(column_ops.known(block["range"])), without).cast(pl.Int32)
-        rows = block.select(pl.col("name").cast(pl.String), "kernel", "gpu_ns", group=group)
-        parts.append(
-            rows.group_by("group", "name", "kernel").agg(calls=pl.len().cast(pl.Int64), gpu_ns=pl.col("gpu_ns").sum())
-        )
-    return (
-        pl.concat([part.select(list(schema)) for part in parts]).group_by("group", "name", "kernel").agg(pl.all().sum())
-    )
+        rows = block.select("name", "kernel", "gpu_ns", group=group).group_by("group", "name", "kernel")
+        sums = rows.agg(calls=pl.len().cast(pl.Int64), gpu_ns=pl.col("gpu_ns").sum())
+        parts.append(sums.select(pl.col(name).cast(of) for name, of in schema.items()))
+    return pl.concat(parts).group_by("group", "name", "kernel").agg(pl.all().sum())
 
 
 def by_op_work(attribution: Attribution) -> pl.DataFrame:

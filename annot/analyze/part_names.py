@@ -57,7 +57,7 @@ CPU_PARTS: Final[Mapping[str, PartName]] = {
     OTHER: PartName(
         "other ranges", "the process is in other ranges, such as those of @trace or the operations of a loss"
     ),
-    OUTSIDE: PartName("outside ranges", "the process runs code outside any range"),
+    OUTSIDE: PartName("outside ranges", "the process runs code outside any range but that of an epoch or batch"),
 }
 """Parts of the step time of a process without a GPU in order of precedence, by their keys in files."""
 

@@ -28,7 +28,7 @@ class RankTimes:
     """Times and devices of one rank.
 
     Args:
-        ns: median time of a step, or time of a run without steps.
+        ns: mean time of a step, or time of a run without steps.
         waiting: share of this time (0 to 1) in exposed collectives.
         operation: the longest collective; "": none.
         stepped: whether the rank has steps.
@@ -54,7 +54,7 @@ def times_of_rank(facts: Facts, step_ns: float | None) -> RankTimes | None:
 
     Args:
         facts: quantities of its profile.
-        step_ns: median time of a step; None: no steps.
+        step_ns: mean time of a step; None: no steps.
     """
     times, meta = facts.step_time, facts.attribution.meta
     if not facts.wall_ns:

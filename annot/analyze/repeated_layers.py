@@ -7,6 +7,8 @@ from typing import Final
 
 import polars as pl
 
+from annot.labels import layer_path
+
 __all__ = ["around_others", "repeated_layers"]
 
 _LEAST: Final = 5
@@ -49,9 +51,7 @@ def around_others(layers: pl.Series) -> pl.Series:
         >>> around_others(pl.Series(["", "h.0", "h.0.fc", "head"])).to_list()
         [True, True, False, False]
     """
-    outer = {path[: match.start()] for path in layers for match in _SEPARATOR.finditer(path)}
-    outer |= {""} if layers.len() > (layers == "").sum() else set()
-    return layers.is_in(list(outer))
+    return layers.is_in(list(layer_path.containers(layers, layers)))
 
 
 def _common(layers: list[str]) -> str:

@@ -18,6 +18,7 @@ from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
+from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_summary"]
@@ -48,7 +49,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers; null: no name of a kernel shows the unit
-        ``steps``    all, warmup, and median, min, max and spread (interquartile range) of step times
+        ``steps``    all, warmup, and mean, median, min, max and spread (interquartile range) of step times
         ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
@@ -109,7 +110,7 @@ def _name(part: str, layer: str, module: str, repeats: int) -> str:
     if not layer and not module:
         return "(outside layers)"
     times = f" ×{repeats:,}" if repeats > 1 else ""
-    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip() + times
+    return named(layer or ("" if part == "optimizer" else "(model)"), module) + times
 
 
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
@@ -137,7 +138,7 @@ def _steps(attribution: Attribution) -> list[_Row]:
     rows = [_row("steps", "all", meta["steps"], None, text=meta["steps_found_by"])]
     if times is not None:
         rows.append(_row("steps", "warmup", times["warmup"], None))
-        names = {"median": "median", "min": "min", "max": "max", "spread": "iqr"}
+        names = {"mean": "mean", "median": "median", "min": "min", "max": "max", "spread": "iqr"}
         rows += [_row("steps", name, None, times[key]) for name, key in names.items()]
     return rows
 

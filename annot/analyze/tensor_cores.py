@@ -29,6 +29,7 @@ __all__ = [
     "layer_tensor_cores",
     "matrix_units",
     "multiplies",
+    "precision_words",
     "tensor_core_work",
 ]
 
@@ -126,6 +127,16 @@ def matrix_units(meta: Mapping[str, Any]) -> str:
     """
     names = [str(device.get("name", "")) for device in meta.get("devices") or ()]
     return "Matrix Cores" if any(names) and all("AMD" in name for name in names if name) else "Tensor Cores"
+
+
+def precision_words(precision: str, units: str) -> str:
+    """Return a precision (`annot.analyze.roofs.Peaks`) in words for the matrix units of a device.
+
+    Example:
+        >>> precision_words("f16 tensor", "Matrix Cores"), precision_words("f16 tensor", "Tensor Cores")
+        ('f16 matrix', 'f16 tensor')
+    """
+    return precision.replace("tensor", units.split()[0].lower())
 
 
 def multiplies(module: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.interval_sums import Cells, cells_of
+from annot.analyze.interval_sums import Cells, bounds_of, cells_of, in_lanes_of_cells
 from annot.analyze.trace_events import activity_blocks, range_blocks
 from annot.analyze.tracks import Lanes, Tracks
 from annot.attribution import Attribution
@@ -19,7 +19,7 @@ from annot.attribution import Attribution
 __all__ = ["Timeline", "timeline"]
 
 _EVENTS: Final = {
-    "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
+    "lane": pl.Int32, "row": pl.Int8, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
     "key": pl.Int32,
 }  # fmt: skip
 _ENDINGS: Final = {
@@ -27,6 +27,7 @@ _ENDINGS: Final = {
     r" \|[a-z]+$": "",
 }  # fmt: skip
 _LANES: Final = 64
+_SLICE: Final = 1 << 20
 _ROWS: Final = 24
 """Maximum number of rows in a lane; deeper events share the last row."""
 
@@ -78,9 +79,13 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     first = found["start_ns"].min()
     start = first if isinstance(first, int) else 0
     found = found.with_columns(pl.col("start_ns") - start)
-    events, step = _sampled(found, most)
-    cells = None if step == 1 else cells_of(found, events, lanes, most)
-    events = _in_rows(events).with_columns(pl.col("text").cast(pl.String))
+    events, step = _sampled(found, lanes, most)
+    cells = None
+    if step > 1:
+        bounds = bounds_of(found)
+        found = in_lanes_of_cells(found, lanes)  # the others are most of the memory
+        cells = cells_of(found, events, bounds, lanes, most)
+    events = _in_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
@@ -131,21 +136,35 @@ def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]]
     return lanes, found.drop_nulls("lane") if found["lane"].null_count() else found, every.height
 
 
-def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
+def _sampled(events: pl.DataFrame, lanes: list[dict[str, Any]], most: int) -> tuple[pl.DataFrame, int]:
     """At most `most` events, and the sampling interval of the shorter ones."""
     if events.height <= most:
         return events, 1
     step = -(-2 * events.height // most)
     longest = (most * step - events.height) // (step - 1)  # the samples of the rest fill up to `most`
-    # Sorting indices takes half the time of sorting the table.
-    order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
-    rest = order.slice(longest)
-    lane, parts = events["lane"].gather(rest), []
-    for number in lane.unique().sort():  # lane by lane, because sorting takes several times the memory of its rows
-        of_lane = rest.filter(lane == number).alias("event")
-        rows = pl.DataFrame([of_lane, events["start_ns"].gather(of_lane)])
-        parts.append(rows.sort("start_ns", maintain_order=True)["event"])
-    return events[pl.concat([order.head(longest), pl.concat(parts).gather_every(step)]).head(most)], step
+    # Filters keep the blocks of the events; to gather from blocks copies whole columns.
+    best, length = events["length_ns"].clear(), events["length_ns"]
+    for part in events.iter_slices(_SLICE):
+        best = pl.concat([best, part["length_ns"]]).top_k(max(longest, 1))
+    long = length >= best.min()
+    order = pl.DataFrame({"event": long.arg_true(), "length": length.filter(long)})
+    parts = [order.sort("length", descending=True, maintain_order=True)["event"].head(longest)]
+    rest, offset = ~_among(parts[0], events.height), 0
+    for number, lane in enumerate(lanes):  # lane by lane, because sorting takes several times the memory of its rows
+        here = rest & (events["lane"] == number)
+        rows = here.arg_true().alias("event")
+        if lane["kind"] != "thread":  # ranges of threads are in order
+            times = events.select("start_ns", "length_ns").filter(here).with_columns(rows)
+            rows = times.sort("start_ns", "length_ns", descending=[False, True], maintain_order=True)["event"]
+        parts.append(rows.gather_every(step, offset))
+        offset = (offset - len(rows)) % step
+    kept = pl.concat(parts).head(most)
+    return events.filter(_among(kept, events.height))[kept.rank("ordinal") - 1], step
+
+
+def _among(rows: pl.Series, count: int) -> pl.Series:
+    """Return which of `count` rows are among the rows (Boolean)."""
+    return pl.repeat(False, count, dtype=pl.Boolean, eager=True).scatter(rows, True)
 
 
 def _in_rows(events: pl.DataFrame) -> pl.DataFrame:

@@ -155,7 +155,9 @@ class Events:
 
     def _ranges(self) -> Iterator[pl.DataFrame]:
         forest = self._attribution.forest
-        gpu_ns = column_ops.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"])
+        own = self._attribution.range_work("gpu_self_ns").to_series()
+        gpu_ns = column_ops.fold(forest.tree["parent"], own)
+        del own
         labels = _named_labels(forest)
         for kind, block in range_blocks(self._attribution):
             rows = block.with_columns(self.tracks.of("thread" if kind == "crossing" else kind, block))

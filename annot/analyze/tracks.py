@@ -66,7 +66,7 @@ class Tracks:
         self._unnamed: dict[int | None, int] = {}
         self._groups: dict[_Key, Group] = {}
         self._tracks: dict[tuple[str, _Key], Track] = {}
-        self._threads: dict[int, list[int | None]] = defaultdict(list)
+        self._threads: dict[int, dict[int | None, int]] = defaultdict(dict)
         self._lanes: dict[tuple[str, _Key], Lanes] = defaultdict(Lanes)
 
     def groups(self) -> list[Group]:
@@ -114,9 +114,7 @@ class Tracks:
     def _name(self, kind: str, where: list[int | None], group: Group) -> str:
         if kind in _THREADS:
             threads = self._threads[group.number]
-            if where[0] not in threads:
-                threads.append(where[0])
-            return f"thread {threads.index(where[0]) + 1}{_THREADS[kind]}"
+            return f"thread {threads.setdefault(where[0], len(threads) + 1)}{_THREADS[kind]}"
         lane = where[len(_WHERE[kind]) - 1 :]
         name = kind if kind != "stream" else "unknown stream" if where[1] is None else f"stream {where[1]}"
         return f"{name}, overlapping" if any(lane) else name

@@ -21,7 +21,7 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
-from annot.labels.layer_path import with_parent
+from annot.labels.layer_path import named, with_parent
 
 __all__ = ["verdict"]
 
@@ -31,13 +31,10 @@ _LEAST: Final = 0.1
 """Smallest share of the step that the sentence mentions."""
 _MOST: Final = 0.5
 """Share of the GPU time outside ranges above which the sentence begins with it."""
-_UNEVEN: Final = 1.25
-"""Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
 """Smallest share of the step for which the sentence names a layer."""
 _LONGEST_NAME: Final = 64
 """Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
-_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
@@ -82,8 +79,8 @@ def verdict(facts: Facts) -> str:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
-    said = f": {', and '.join(clauses)}" if clauses else ""
-    return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
+    what = f": {', and '.join(clauses)}" if clauses else ""
+    return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
 
 
 def _subject(rows: _Rows, facts: Facts) -> str:
@@ -94,17 +91,16 @@ def _subject(rows: _Rows, facts: Facts) -> str:
 
 
 def _time(rows: _Rows, facts: Facts) -> str:
-    step = rows.get(("steps", "median"))
-    if step is None:
+    """The mean time of a step, to which parts and rows add up, and the median if it is printed differently."""
+    if ("steps", "mean") not in rows:
         wall = rows["time", "wall"]
-        return f"Run {short_time(wall['ns'] / wall['count'])}"
+        warmup = " without warm-up" if facts.parts.without_warmup else ""
+        return f"Run {short_time(wall['ns'] / wall['count'])}{warmup}"
     kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
     name = f"{kind} step" if kind else "step"
-    median, mean = step["ns"], facts.mean_step_ns
-    time = short_time(median)
-    if mean is not None and max(mean, median) > _UNEVEN * min(mean, median):
-        time = f"{short_time(mean)} (mean; median {time})"
-    return f"{name[0].upper()}{name[1:]} {time}"
+    mean, median = (short_time(rows["steps", item]["ns"]) for item in ("mean", "median"))
+    more = "" if mean == median else f" (mean; median {median})"
+    return f"{name[0].upper()}{name[1:]} {mean}{more}"
 
 
 def _device(rows: _Rows, facts: Facts) -> str:
@@ -216,9 +212,6 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
 
 def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str]]]:
     """Name, time (ns) and key of the layer, or of repeated layers, with the most time; none without rows."""
-    models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
-    classes = models["module"].unique().to_list()
-    root = classes[0] if len(classes) == 1 else ""
     if facts.folds is None:
         sums = repeated_layers(rows, ns)
     else:
@@ -226,7 +219,8 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, 
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
     return [
-        (_short(f"{with_parent(layer, root)} {module}".strip()), time, (layer, module)) for layer, module, time in names
+        (_short(named(with_parent(layer, facts.model_class), module)), time, (layer, module))
+        for layer, module, time in names
     ]
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.attribution import column_ops
-from annot.attribution.bit_layout import high_of, low_of, pair
+from annot.attribution import column_ops, host_times
 from annot.attribution.compiled_layers import calls_in_graphs
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.graph_captures import grow_captured
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
+from annot.attribution.outside_ranges import outside_ranges_ns
 from annot.attribution.parsed_labels import EPOCH
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
@@ -47,14 +47,14 @@ class Attribution:
             without ranges), host_self_ns, host_overlap_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns,
             gpu_by_sequence_ns. The child nodes together take host_overlap_ns longer than the calls of the node,
             because they overlap in time. The nodes of `annot.attribution.gpu_time.REASONS` hold the unattributed GPU
-            activities.
+            activities, that of `OUTSIDE_RANGES` the host time outside ranges of a profile without GPU activity.
         names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns.
         busy: a row per layer and device, including the layers inside: key, process, device, busy_ns, first_ns, last_ns.
         device_busy: a row per device: process, device, busy_ns, first_ns, last_ns.
         step_work: GPU activities launched in each step of the run: process_code, step, gpu_ns, kernels, copies,
             first_ns (the first start) and last_ns (the last end).
-        range_work: reads the GPU activities again and returns gpu_self_ns, gpu_by_time_ns, kernels and copies of each
-            range of the tree.
+        range_work: reads the GPU activities again and returns some of the columns gpu_self_ns, gpu_by_time_ns, kernels
+            and copies (Int64) of each range of the tree; without names all of them.
         crossing_gpu_ns: GPU time launched inside each crossing range.
         guessed_ns: GPU time launched while several ranges of the process were innermost.
         left_out: number of GPU activities outside the selected steps.
@@ -73,7 +73,7 @@ class Attribution:
     busy: pl.DataFrame
     device_busy: pl.DataFrame
     step_work: pl.DataFrame
-    range_work: Callable[[], pl.DataFrame]
+    range_work: Callable[..., pl.DataFrame]
     crossing_gpu_ns: pl.Series
     guessed_ns: int
     left_out: int
@@ -91,13 +91,16 @@ class Attribution:
         host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels, copies (of this range only), gpu_by_time_ns
         (the part of gpu_self_ns launched on other threads).
         """
-        tree = self.forest.tree
-        length = (tree["end"] - tree["start"]).alias("host_ns")
-        own = self.range_work()
         parent = pl.when(pl.col("parent") != column_ops.NONE).then("parent").cast(pl.Int64)
+        rows = self._labelled(self.forest.tree).with_columns(parent.alias("parent"), _depths(self.forest))
+        return rows.hstack(self.range_times())
+
+    def range_times(self) -> pl.DataFrame:
+        """Return the last columns of `ranges`, from host_ns on."""
+        tree, own = self.forest.tree, self.range_work().cast(dict.fromkeys(("kernels", "copies"), pl.UInt32))
+        length = (tree["end"] - tree["start"]).alias("host_ns")
         inclusive = column_ops.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
-        times = (length, self_times(self.forest), inclusive, *own.get_columns())
-        return self._labelled(tree).with_columns(parent.alias("parent"), _depths(self.forest), *times)
+        return pl.DataFrame([length, self_times(self.forest), inclusive, *own.get_columns()])
 
     def crossing_ranges(self) -> pl.DataFrame:
         """Return the crossing ranges: the columns of `ranges` without parent, depth, self times and counts."""
@@ -174,11 +177,15 @@ def _attribute(
     attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
 
-    def per_range() -> pl.DataFrame:
-        return range_work(source.work_blocks(), attributor, forest.tree.height)
+    def per_range(*names: str) -> pl.DataFrame:
+        return range_work(source.work_blocks(), attributor, forest.tree.height, names or [*_RANGE_WORK])
 
+    nodes = _node_table(forest, account, host)
+    on_gpu = nodes.select(pl.col("kernels", "copies").sum()).row(0) != (0, 0)
+    if host_times.known(source.meta) and not (on_gpu or source.meta.get("totals")):
+        nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
     attribution = Attribution(
-        whole, forest, steps, _node_table(forest, account, host), account.of_names(), account.busy(),
+        whole, forest, steps, nodes, account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
         account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
@@ -345,21 +352,23 @@ def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.Data
     return table.with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0)).drop("node")
 
 
-_KERNEL: Final = pair(pl.lit(0), pl.lit(1))
-_COPY: Final = pair(pl.lit(1), pl.lit(0))
-"""A kernel and a copy as pairs of copies and kernels, so that one sum counts both."""
+_RANGE_WORK: Final = {
+    "gpu_self_ns": (pl.lit(True), pl.col("gpu_ns")),
+    "gpu_by_time_ns": (pl.col("by_time"), pl.col("gpu_ns")),
+    "kernels": (pl.col("kernel"), pl.lit(1, pl.Int64)),
+    "copies": (~pl.col("kernel"), pl.lit(1, pl.Int64)),
+}
+"""The GPU activities that count in each column of `Attribution.range_work`, and the number to sum."""
 
 
-def range_work(blocks: Iterator[pl.DataFrame], attributor: Attributor, count: int) -> pl.DataFrame:
-    """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each of `count` ranges of the tree."""
-    gpu_ns, counts, by_time_ns = column_ops.Sums(count), column_ops.Sums(count), column_ops.Sums(count)
+def range_work(
+    blocks: Iterator[pl.DataFrame], attributor: Attributor, count: int, names: Sequence[str]
+) -> pl.DataFrame:
+    """Return these columns of `Attribution.range_work` (Int64) of each of `count` ranges of the tree."""
+    sums = {name: column_ops.Sums(count) for name in names}
     for block in blocks:
         kept = attributor.of(block).filter(~pl.col("left_out"))
-        gpu_ns.add(kept["range"], kept["gpu_ns"])
-        counts.add(kept["range"], kept.select(pl.when("kernel").then(_KERNEL).otherwise(_COPY)).to_series())
-        by_time = kept.filter("by_time")
-        by_time_ns.add(by_time["range"], by_time["gpu_ns"])
-    pairs = counts.result()
-    return pl.DataFrame({"gpu_self_ns": gpu_ns.result(), "gpu_by_time_ns": by_time_ns.result()}).with_columns(
-        low_of(pairs).cast(pl.UInt32).alias("kernels"), high_of(pairs).cast(pl.UInt32).alias("copies")
-    )
+        for name, total in sums.items():
+            which, number = _RANGE_WORK[name]
+            total.add(*kept.filter(which).select("range", number=number).get_columns())
+    return pl.DataFrame([sums.pop(name).result().alias(name) for name in names])

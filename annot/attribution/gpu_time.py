@@ -16,13 +16,16 @@ from annot.attribution.layer_chains import Key
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import loops
 
-__all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Attributor", "Reach"]
+__all__ = ["FARTHEST", "OUTSIDE_RANGES", "REASONS", "UNATTRIBUTED", "Account", "Attributor", "Reach"]
 
 UNATTRIBUTED: Final = "(unattributed)"
-"""Layer of the rows of unattributed GPU activities. Their module is the reason."""
+"""Layer of the rows of unattributed GPU activities, or without a GPU of host time. Their module is the reason."""
 
 REASONS: Final = ("launched in no range", "no launch recorded", "no correlation id")
 """Reasons why a GPU activity is unattributed."""
+
+OUTSIDE_RANGES: Final = "outside ranges"
+"""Reason why host time is unattributed in a profile without GPU activity."""
 
 FARTHEST: Final = float(1 << 62)
 """Limit of sums of times (ns). Sums are 64-bit integers without overflow checks."""
@@ -82,6 +85,10 @@ class Attributor:
             for reason in REASONS
         ]
         """The node of each of `REASONS`."""
+        self.outside = forest.nodes.extend(
+            column_ops.NONE, [forest.keys.number((UNATTRIBUTED, OUTSIDE_RANGES, "other"))]
+        )
+        """The node of `OUTSIDE_RANGES`."""
         self._has_guesses = forest.thread_range_count < forest.tree.height
         self._captured: dict[tuple[int, int, int], int] = {}
 

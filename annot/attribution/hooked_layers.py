@@ -56,7 +56,7 @@ def with_layers(ranges: pl.DataFrame, tree: pl.DataFrame, hooks: pl.DataFrame) -
         hooks: the hooks of `hooked_labels`.
 
     Returns:
-        The rows of `ranges` and of the passes, by id. The id of a pass is -1 minus that of its first hook.
+        The passes by id, and the rows of `ranges`. The id of a pass is -1 minus that of its first hook.
     """
     called = tree["label"].is_in(hooks["label"].implode()).arg_true().alias("row")
     passes = _passes(tree.select("id", "thread", "label")[called].with_columns(called).join(hooks, on="label"))

@@ -115,7 +115,8 @@ def by_phase(attribution: Attribution) -> pl.DataFrame:
     phase.
 
     Returns:
-        phase, calls, host_ns, gpu_ns, kernels, copies. The last row is the unattributed GPU time.
+        phase, calls, host_ns, gpu_ns, kernels, copies. The last row is the unattributed GPU time, or without GPU
+        activity the time outside ranges.
     """
     nodes = attribution.nodes
     phases = phases_of_nodes(attribution.forest)
@@ -128,7 +129,8 @@ def by_phase(attribution: Attribution) -> pl.DataFrame:
         pl.col("kernels", "copies").sum(),
         pl.col("start").min(),
     )
-    rows = rows.filter((pl.col("phase") != UNATTRIBUTED) | (pl.col("kernels") + pl.col("copies") > 0))
+    has_any = pl.any_horizontal(pl.col("kernels", "copies", "host_ns") > 0)
+    rows = rows.filter((pl.col("phase") != UNATTRIBUTED) | has_any)
     rows = rows.sort(pl.col("phase") == UNATTRIBUTED, "start", nulls_last=True).drop("start")
     return without_unknown(rows, attribution.meta)
 
@@ -182,7 +184,9 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
             gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
         )  # fmt: skip
         parts.append(rows.group_by("op", "phase").agg(pl.all().sum()))
-    parts = [part.with_columns(pl.col("op", "phase").cast(pl.String)) for part in parts]
+    outside = attribution.nodes.select(phases.cast(pl.String), "host_self_ns")
+    outside = outside.filter(pl.col("phase") == UNATTRIBUTED, pl.col("host_self_ns") > 0)
+    parts = [*(part.with_columns(pl.col("op", "phase").cast(pl.String)) for part in parts), outside]
     table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *parts], how="diagonal_relaxed")
     lost = pl.col("phase") == UNATTRIBUTED
     table = table.with_columns(op=pl.when(lost).then("phase").otherwise("op"))

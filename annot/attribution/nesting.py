@@ -21,7 +21,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 
-__all__ = ["innermost_around", "nest", "spans_of"]
+__all__ = ["in_order", "innermost_around", "nest", "spans_of"]
 
 
 def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -29,20 +29,37 @@ def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
     The column parent of the tree is a row of this table, -1 at the top (Int32). A parent comes before its children.
     The ranges have thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
-    ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
+    ours (in annot's domain). Those of a thread with the same start and end are ordered by id. No end is null or before
+    the start. Further columns are kept.
     """
-    order = column_ops.order(ranges["thread"], ranges["start"], ranges["end"])
-    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
-    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
-    is_crossing = column_ops.crossing(*(column.gather(order) for column in columns))
-    crossing = ranges[order.filter(is_crossing)].drop("started", "ours")
-    rest = [ranges.drop("started", "ours", "foreign")]
-    del ranges, columns, weight  # may have tens of millions of rows; the caller keeps no reference either
-    rows, nested = rest.pop(), order.filter(~is_crossing) if crossing.height else order
-    # Each column of the table is dropped once it is copied.
-    tree = pl.DataFrame([rows.drop_in_place(name).gather(nested) for name in rows.columns])
+    given = [ranges]
+    del ranges  # may have tens of millions of rows; the caller keeps no reference either
+    rows = in_order(given.pop())
+    weight = rows.select((2 * (~pl.col("started")).cast(pl.Int32) + pl.col("ours").cast(pl.Int32)).alias("weight"))
+    columns = (rows["thread"], rows["start"], rows["end"], weight.to_series(), rows["foreign"])
+    is_crossing = column_ops.crossing(*columns)
+    del columns, weight
+    crossing = rows.filter(is_crossing).drop("started", "ours")
+    tree = rows.drop("started", "ours", "foreign")
+    del rows
+    if crossing.height:
+        nested = ~is_crossing
+        tree = pl.DataFrame([tree.drop_in_place(name).filter(nested) for name in tree.columns])
     parent, _ = column_ops.parents(tree["thread"], tree["end"])
     return tree.with_columns(parent.alias("parent")), crossing
+
+
+def in_order(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the ranges by thread, start, longest first and row, in one piece of memory per column.
+
+    Each column is dropped once it is copied.
+    """
+    order = column_ops.order(ranges["thread"], ranges["start"], ranges["end"])
+    if order.is_sorted() and max(ranges.n_chunks("all"), default=1) == 1:
+        return ranges
+    rows = ranges.clone()
+    del ranges
+    return pl.DataFrame([rows.drop_in_place(name).gather(order) for name in rows.columns])
 
 
 def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:

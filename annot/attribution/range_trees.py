@@ -14,7 +14,7 @@ from annot.attribution.dense_ids import Threads
 from annot.attribution.hooked_layers import hooked_labels, with_layers
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.layer_chains import KEY, Keys, Nodes
-from annot.attribution.nesting import nest
+from annot.attribution.nesting import in_order, nest
 from annot.attribution.process_ranges import are_shared, placed
 from annot.attribution.sequence_numbers import paths_of
 
@@ -96,6 +96,7 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
     if hooks.height:
+        parts.append(in_order(parts.pop()))  # the tree shares its columns
         marked = nest(parts[-1].drop("sequence", "forward_thread", strict=False))[0]
         parts.append(with_layers(parts.pop(), marked, hooks))
         del marked

@@ -96,15 +96,16 @@ def loops(labels: pl.DataFrame) -> frozenset[int]:
 
 
 def _operations(tree: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> Iterator[pl.DataFrame]:
-    """Yield the operations with a sequence number, as for `forward_rows`, all those of a number together.
+    """Yield the operations with the sequence number of a backward operation, all those of a number together.
 
     Each part has about `_PART` of them, because copies of all columns of all ranges take much memory.
     """
-    role = labels["role"].cast(pl.Categorical)
-    counts = role.is_in(["operator", "backward"]).gather(tree["label"]) & tree["sequence"].is_not_null()
+    role, number = labels["role"].cast(pl.Categorical), tree["sequence"]
+    needed = number.filter((role == "backward").gather(tree["label"])).unique().drop_nulls()
+    counts = role.is_in(["operator", "backward"]).gather(tree["label"]) & number.is_in(needed.implode())
     parts = -(-int(counts.sum()) // _PART)
     for part in range(max(parts, 1)):
-        row = (counts & (tree["sequence"] % max(parts, 1) == part)).arg_true().alias("row")
+        row = (counts & (number % max(parts, 1) == part)).arg_true().alias("row")
         rows = tree.select("thread", "start", "label", "sequence", "forward_thread")[row]
         process = threads.table["process_code"].gather(rows["thread"]).alias("process")
         forward = pl.when(pl.col("forward_thread") != column_ops.NONE).then("forward_thread")

@@ -11,8 +11,10 @@ from annot.attribution.phase_ranges import phase_ranges
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import largest_repetitions
 
-__all__ = ["optimizer_steps", "optimizers_of"]
+__all__ = ["is_update", "optimizer_steps", "optimizers_of"]
 
+_BESIDE_UPDATES: Final = r"(?i)zero_?grad|lr_?scheduler|clip_grad|^(?:unscale_|update) GradScaler"
+"""Texts of ranges of the phase optimizer that update no parameter. A loop may call them once per epoch."""
 
 _SPANS: Final[dict[str, type[pl.DataType]]] = {
     "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean,
@@ -30,12 +32,18 @@ class _Run:
     last: int
     """Start of the last range."""
     labels: tuple[int, ...]
+    """Labels of the ranges that update parameters."""
+
+
+def is_update(labels: pl.DataFrame) -> pl.Series:
+    """Return which labels (rows of `Forest.labels`) are those of an optimizer that updates parameters (Boolean)."""
+    return (labels["phase"] == "optimizer") & ~labels["text"].str.contains(_BESIDE_UPDATES).fill_null(False)
 
 
 def optimizers_of(forest: Forest) -> pl.DataFrame:
-    """Return process_code, thread and start of the ranges of optimizers."""
+    """Return process_code, thread and start of the ranges in which an optimizer updates parameters."""
     every = forest.every_range()
-    every = every.filter((forest.labels["phase"] == "optimizer").gather(every["label"]))
+    every = every.filter(is_update(forest.labels).gather(every["label"]))
     return every.select(forest.threads.table["process_code"].gather(every["thread"]), "thread", "start")
 
 
@@ -45,7 +53,8 @@ def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
     A step starts with the wait for data before its first backward pass: a validation may come before. Optimizers that
     alternate, as those of a generator and a discriminator, make one step together. The number is null.
     """
-    segments = _segments(_runs(phase_ranges(forest).filter(pl.col("process_code") == process)))
+    ranges = phase_ranges(forest).filter(pl.col("process_code") == process)
+    segments = _segments(_runs(ranges.with_columns(update=is_update(forest.labels).gather(ranges["label"]))))
     codes: dict[tuple[int, ...], int] = {}
     numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
     found = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
@@ -67,7 +76,7 @@ def _runs(rows: pl.DataFrame) -> list[_Run]:
     rows = rows.filter((pl.col("phase") != "data") | (busy_until <= pl.col("start")).fill_null(True))
     rows = rows.with_columns(run=pl.col("phase").rle_id())
     first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
-    labels = pl.col("label").filter(pl.col("phase") == "optimizer").alias("labels")
+    labels = pl.col("label").filter("update").alias("labels")
     runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
     return [_Run(**row | {"labels": tuple(row["labels"])}) for row in runs.iter_rows(named=True)]
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_optimizers import optimizer_steps, optimizers_of
+from annot.attribution.step_optimizers import is_update, optimizer_steps, optimizers_of
 from annot.attribution.step_patterns import Repetition, largest_repetitions
 
 __all__ = ["repetition"]
@@ -111,8 +111,10 @@ def _rows(forest: Forest, rows: pl.Series) -> pl.DataFrame:
     columns = forest.tree.select("thread", "start", "end", "label", "parent")[rows]
     layers = forest.labels.select(pl.struct("layer", "module", "phase").rank("dense").cast(pl.Int64)).to_series()
     process = forest.threads.table["process_code"].gather(columns["thread"]).alias("process")
-    phase = forest.labels["phase"].gather(columns["label"])
-    return columns.with_columns(rows.alias("row"), process, phase, layers.gather(columns["label"]).alias("code"))
+    beside = (pl.col("phase") == "optimizer") & ~is_update(forest.labels)
+    phases = forest.labels.select(pl.when(beside).then(pl.lit("other")).otherwise("phase").alias("phase")).to_series()
+    more = (column.gather(columns["label"]) for column in (phases, layers.alias("code")))
+    return columns.with_columns(rows.alias("row"), process, *more)
 
 
 def _busiest(level: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

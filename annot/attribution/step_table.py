@@ -57,16 +57,19 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
         steps: the result of `by_step`.
 
     Returns:
-        median, min, max, iqr (interquartile range) in ns, and warmup (number of others of their kind). None: no steps.
+        mean, median, min, max, iqr (interquartile range) in ns, and warmup (number of others of their kind). None: no
+        steps.
     """
     if steps.is_empty():
         return None
     steady = steady_steps(steps)
     lengths = steady["step_ns"].sort().to_list()
-    first, third = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
+    number = len(lengths)
+    first, third = lengths[number // 4], lengths[3 * number // 4]
+    median = (lengths[(number - 1) // 2] + lengths[number // 2]) // 2
     return {
-        "median": lengths[len(lengths) // 2], "min": lengths[0], "max": lengths[-1], "iqr": third - first,
-        "warmup": of_main_kind(steps).height - steady.height,
+        "mean": round(sum(lengths) / number), "median": median, "min": lengths[0], "max": lengths[-1],
+        "iqr": third - first, "warmup": of_main_kind(steps).height - steady.height,
     }  # fmt: skip
 
 

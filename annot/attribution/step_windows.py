@@ -8,7 +8,7 @@ from annot.attribution import column_ops
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
 
-__all__ = ["time_outside_steps"]
+__all__ = ["time_in", "time_outside_steps"]
 
 
 def time_outside_steps(forest: Forest, steps: Steps) -> pl.DataFrame:
@@ -33,13 +33,19 @@ def time_outside_steps(forest: Forest, steps: Steps) -> pl.DataFrame:
 def _outside(forest: Forest, rows: pl.Series, spans: pl.DataFrame) -> pl.DataFrame:
     ranges = forest.tree.select("thread", "start", "end")[rows]
     process = forest.threads.table["process_code"].gather(ranges["thread"]).alias("process")
-    inside = _time_in(spans, process, ranges["end"]) - _time_in(spans, process, ranges["start"])
+    inside = time_in(spans, process, ranges["end"]) - time_in(spans, process, ranges["start"])
     found = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
     return found.filter(pl.col("outside_ns") > 0)
 
 
-def _time_in(spans: pl.DataFrame, process: pl.Series, instants: pl.Series) -> pl.Series:
-    """Return the time (ns) in spans of the process before each instant."""
+def time_in(spans: pl.DataFrame, process: pl.Series, instants: pl.Series) -> pl.Series:
+    """Return the time (ns) in spans of the process before each instant.
+
+    Args:
+        spans: process (code), start, length and until (running sum of the lengths of the process), by start.
+        process: code of the process of each instant.
+        instants: times (ns).
+    """
     begins = spans.select("process", "length", "until", at="start", begin="start")
     calls = pl.DataFrame({"process": process, "at": instants}).with_row_index().sort("at")
     last = calls.join_asof(begins, on="at", by="process", check_sortedness=False).sort("index")

@@ -12,6 +12,7 @@ from annot.attribution import column_ops
 from annot.attribution.data_workers import worker_processes
 from annot.attribution.parsed_labels import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
+from annot.attribution.step_optimizers import is_update
 from annot.attribution.step_patterns import NAMES
 from annot.attribution.step_sequences import repetition
 from annot.labels.plain_names import WARM_UP
@@ -164,7 +165,8 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are those of a
     serving engine, otherwise annot's batch ranges or the steps of torch.profiler, otherwise ranges with a usual name
     such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. Only a key range finds steps
-    in processes that only load data. `choice` is that of `Steps`.
+    in processes that only load data, and steps that all lie in ranges named warm-up, as in a benchmark whose measured
+    calls have other ranges. `choice` is that of `Steps`.
     """
     if key_range is not None:
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
@@ -173,16 +175,34 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     methods = ((_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL))
     threads = forest.threads.table
     loading = threads.select(pl.col("process_code").is_in(worker_processes(forest).implode()).arg_true()).to_series()
+    warmups = ""
     for spans_of, found_by in methods:
         table = _steps(spans_of(forest).filter(~pl.col("thread").is_in(loading.implode())), forest)
-        if table.height:
+        if table.height and not _is_warmup_only(table, forest):
             return _found(table, found_by, choice)
+        warmups = warmups or (f"all {found_by} lie in ranges named warm-up" if table.height else "")
     spans, why = repetition(forest)
     table = _steps(spans.filter(~pl.col("thread").is_in(loading.implode())), forest)
+    if table.height and _is_warmup_only(table, forest):
+        table, why = table.clear(), "the pattern of ranges that repeats lies in ranges named warm-up"
     if table.is_empty():
-        return replace(_found(table, "", choice), missing=_why_no_steps(forest, why))
+        return replace(_found(table, "", choice), missing=_why_no_steps(forest, warmups or why))
     found = _found(table, _REPETITION, choice)
     return replace(found, found_by=_TRAINING) if _all_optimize(found, forest) else found
+
+
+def _is_warmup_only(table: pl.DataFrame, forest: Forest) -> bool:
+    """Return whether all steps start in ranges named warm-up, while other ranges are neither inside nor around them."""
+    if not _named_warmup(table, forest).all():
+        return False
+    every = _of_process(forest.every_range(), forest).sort("start")
+    warmups = _of_process(_warmup_ranges(forest), forest).select("process", warmup="start")
+    others = _followed(every.filter(~_named_warmup(every, forest)), "start", warmups, "warmup")
+    return others.filter((pl.col("warmup") >= pl.col("end")).fill_null(True)).height > 0
+
+
+def _warmup_ranges(forest: Forest) -> pl.DataFrame:
+    return _spans(forest, forest.labels["text"].str.contains(WARM_UP).fill_null(False))
 
 
 def _why_no_steps(forest: Forest, why: str) -> str:
@@ -198,7 +218,7 @@ def _why_no_steps(forest: Forest, why: str) -> str:
 
 def _all_optimize(steps: Steps, forest: Forest) -> bool:
     """Return whether each step contains a range of an optimizer, other than one whose name only suggests it."""
-    optimizer = _spans(forest, (forest.labels["phase"] == "optimizer") & ~forest.labels["plain"])
+    optimizer = _spans(forest, is_update(forest.labels) & ~forest.labels["plain"])
     process = forest.threads.table["process_code"].gather(optimizer["thread"])
     at = pl.DataFrame([process.alias("process").cast(pl.Int32), steps.at(process, optimizer["start"])])
     return steps.table.join(at, on=["process", "step"], how="anti").is_empty()
@@ -338,10 +358,8 @@ def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
 
 
 def _named_warmup(table: pl.DataFrame, forest: Forest) -> pl.Series:
-    """Return which steps start in a range named warm-up of their process (Boolean)."""
-    named = _spans(forest, forest.labels["text"].str.contains(WARM_UP).fill_null(False))
-    process = forest.threads.table["process_code"].gather(named["thread"]).alias("process")
-    ranges = named.select(process, "start", "end").sort("start")
+    """Return which rows, by start, start in a range named warm-up of their process (Boolean)."""
+    ranges = _of_process(_warmup_ranges(forest), forest).sort("start")
     ranges = ranges.with_columns(pl.col("end").cum_max().over("process").alias("until"))
     rows = table.select("process", "start").join_asof(ranges, on="start", by="process", check_sortedness=False)
     return (rows["until"] > rows["start"]).fill_null(False).alias("named")

@@ -1,18 +1,52 @@
-"""Totals of a run, and notes about data that could not be read or matched."""
+"""Totals of a run, and notes about data that could not be read or matched.
+
+The summary of `summarize` has these keys:
+
+    source, format, producer   see `annot.profile`
+    gpu_ns, attributed_gpu_ns, unattributed_gpu_ns   time of kernels, copies and memsets; exact sums
+    gpu_by_sequence_ns         part of attributed_gpu_ns that was attributed by sequence number
+    gpu_by_time_ns             part of attributed_gpu_ns that was attributed to the innermost range of another
+                               thread at that time
+    host_ns                    host time inside ranges, added up over threads; null without host times
+    wall_ns                    time of the selected steps with their waits for data, or from the first to the last
+                               range, added up over processes that do more than load data; null without host times
+    whole_ns                   100 % of shares: gpu_ns, or without GPU activity host_ns and the time outside ranges,
+                               which is wall_ns unless ranges run at the same time; null without host times
+    processes                  number of these processes: those with steps, or else with ranges
+    workers                    of the processes that only load data, in the whole run: processes, fetches, host_ns
+    warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps, or without steps in ranges named
+                               warm-up
+    gpu_guessed_ns             part of attributed_gpu_ns that was launched while several ranges of its process
+                               were innermost, and was attributed to the one that started last
+    ranges, kernels, copies, threads   counts
+    devices                    process, device, busy_ns (union over streams) and span_ns of each device
+    steps, step_ns             number of steps; mean, median, min, max, iqr (ns) of their times and warmup, or null
+    warmup_left_out            number of warm-up steps that are not among them
+    steps_found_by             words for the method that found the steps
+    steps_missing              why the run has no steps, and what marks them; empty with steps
+    step_kind                  kind of the steps that step_ns describes, null if unknown
+    step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
+    cut                        sentence about events that could not be written, or empty
+    notes                      list of sentences about open, skipped or unattributed data
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import polars as pl
 
 from annot.attribution.attribute import Attribution
+from annot.attribution.column_ops import NONE
 from annot.attribution.data_workers import fetches, worker_processes
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
+from annot.attribution.outside_ranges import process_spans
 from annot.attribution.step_spans import step_spans
 from annot.attribution.step_table import by_step, step_statistics
 from annot.attribution.steps import Steps
+from annot.labels.plain_names import WARM_UP
 
 __all__ = ["summarize"]
 
@@ -20,87 +54,97 @@ _MOST_NAMED: Final = 8
 
 
 def summarize(attribution: Attribution) -> dict[str, Any]:
-    """Return the totals of a run and notes about its limitations.
+    """Return the totals of a run and notes about its limitations, with the keys in `annot.attribution.summary`.
 
     Args:
         attribution: the attribution of the run.
 
-    Returns:
-        source, format, producer   see `annot.profile`
-        gpu_ns, attributed_gpu_ns, unattributed_gpu_ns   time of kernels, copies and memsets; exact sums
-        gpu_by_sequence_ns         part of attributed_gpu_ns that was attributed by sequence number
-        gpu_by_time_ns             part of attributed_gpu_ns that was attributed to the innermost range of another
-                                   thread at that time
-        host_ns                    host time inside ranges, added up over threads; null without host times
-        wall_ns                    time of the selected steps with their waits for data, or from the first to the last
-                                   range, added up over processes that do more than load data; null without host times
-        whole_ns                   100 % of shares: gpu_ns, or without GPU activity wall_ns, or host_ns if threads or
-                                   ranges that run at the same time make it longer; null without host times
-        processes                  number of these processes: those with steps, or else with ranges
-        workers                    of the processes that only load data, in the whole run: processes, fetches, host_ns
-        warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps
-        gpu_guessed_ns             part of attributed_gpu_ns that was launched while several ranges of its process
-                                   were innermost, and was attributed to the one that started last
-        ranges, kernels, copies, threads   counts
-        devices                    process, device, busy_ns (union over streams) and span_ns of each device
-        steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
-        warmup_left_out            number of warm-up steps that are not among them
-        steps_found_by             words for the method that found the steps
-        steps_missing              why the run has no steps, and what marks them; empty with steps
-        step_kind                  kind of the steps that step_ns describes, null if unknown
-        step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
-        cut                        sentence about events that could not be written, or empty
-        notes                      list of sentences about open, skipped or unattributed data
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> summarize(attribute(Profile.build({})))["ranges"]
+        0
     """
-    nodes = attribution.nodes
-    forest = attribution.forest
-    lost = nodes.hstack(forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
-    gpu, outside = int(nodes["gpu_self_ns"].sum()), int(lost["gpu_self_ns"].sum())
-    steps = by_step(attribution)
-    kernels, copies = (int(nodes[name].sum()) for name in ("kernels", "copies"))
-    host = int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None
-    processes = _processes(attribution)
-    span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
-    devices = attribution.device_busy.select("process", "device", "busy_ns", span)
+    lost = attribution.nodes.hstack(attribution.forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
+    gpu, counts = _gpu_times(attribution, lost), _counts(attribution)
     return {
         **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
-        "gpu_ns": gpu,
-        "attributed_gpu_ns": gpu - outside,
-        "unattributed_gpu_ns": outside,
-        "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
-        "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
-        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
-        "gpu_guessed_ns": attribution.guessed_ns,
-        "host_ns": host,
-        "whole_ns": gpu if kernels or copies else None if host is None else max(host, processes["wall_ns"]),
-        **processes,
-        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
-        "kernels": kernels,
-        "copies": copies,
-        "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
-        "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
-        "steps": steps.height,
-        "step_ns": step_statistics(steps) if known(attribution.meta) else None,
-        "warmup_left_out": attribution.steps.table.filter("warmup").height - int(steps["warmup"].sum()),
-        "steps_found_by": attribution.steps.found_by,
-        "steps_missing": attribution.steps.missing,
-        "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
-        "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
+        **gpu,
+        **_host_times(attribution, lost, gpu["gpu_ns"] if counts["kernels"] or counts["copies"] else None),
+        **counts,
+        **_steps(attribution),
         "cut": attribution.meta.get("cut", ""),
         "notes": _notes(attribution, lost),
     }
 
 
+def _gpu_times(attribution: Attribution, lost: pl.DataFrame) -> dict[str, Any]:
+    """The time of kernels, copies and memsets."""
+    nodes = attribution.nodes
+    gpu, outside = int(nodes["gpu_self_ns"].sum()), int(lost["gpu_self_ns"].sum())
+    span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
+    devices = attribution.device_busy.select("process", "device", "busy_ns", span)
+    steps = by_step(attribution)
+    return {
+        "gpu_ns": gpu,
+        "attributed_gpu_ns": gpu - outside,
+        "unattributed_gpu_ns": outside,
+        "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
+        "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _in_named_warmup(attribution),
+        "gpu_guessed_ns": attribution.guessed_ns,
+        "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
+    }
+
+
+def _in_named_warmup(attribution: Attribution) -> int:
+    """Return the GPU time (ns) in ranges named warm-up."""
+    names, nodes, inside = attribution.forest.keys.names, attribution.forest.nodes, list[bool]()
+    for parent, key in zip(nodes.parents, nodes.keys, strict=True):
+        inside.append((parent != NONE and inside[parent]) or re.search(WARM_UP, names[key][0]) is not None)
+    return int(attribution.nodes["gpu_self_ns"].filter(pl.Series(inside, dtype=pl.Boolean)).sum())
+
+
+def _host_times(attribution: Attribution, lost: pl.DataFrame, gpu_ns: int | None) -> dict[str, Any]:
+    """The times of processes; `lost` has the unattributed nodes, and `gpu_ns` is None without GPU activity."""
+    rows = int(attribution.nodes["host_self_ns"].sum()) if known(attribution.meta) else None
+    host = None if rows is None else rows - int(lost["host_self_ns"].sum())
+    return {"host_ns": host, "whole_ns": rows if gpu_ns is None else gpu_ns, **_processes(attribution)}
+
+
+def _counts(attribution: Attribution) -> dict[str, int]:
+    """The numbers of ranges, kernels, copies and threads."""
+    forest, nodes = attribution.forest, attribution.nodes
+    return {
+        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
+        "kernels": int(nodes["kernels"].sum()),
+        "copies": int(nodes["copies"].sum()),
+        "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
+    }
+
+
+def _steps(attribution: Attribution) -> dict[str, Any]:
+    """The number, durations and kinds of the steps, and how they were found."""
+    rows, steps = by_step(attribution), attribution.steps
+    return {
+        "steps": rows.height,
+        "step_ns": step_statistics(rows) if known(attribution.meta) else None,
+        "warmup_left_out": steps.table.filter("warmup").height - int(rows["warmup"].sum()),
+        "steps_found_by": steps.found_by,
+        "steps_missing": steps.missing,
+        "step_kind": next(iter(steps.steady()["kind"]), None),
+        "step_kinds": steps.kinds.drop_nulls("kind").to_dicts(),
+    }
+
+
 def _processes(attribution: Attribution) -> dict[str, Any]:
-    """Return wall_ns, processes and workers; see `summarize`."""
+    """The processes that train and those that only load data."""
     forest, steps = attribution.whole, attribution.steps
     loading = worker_processes(forest)
     process = forest.threads.table["process_code"]
     rows = forest.every_range()
-    spans = rows.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
-    spans = spans.with_columns(process.gather(spans["thread"]))
+    spans = process_spans(forest)
     of_workers = pl.col("process_code").is_in(loading.implode())
-    spans = spans.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
     length = pl.col("end") - pl.col("start")
     selected = spans
     if steps.choice is not None:
@@ -110,7 +154,7 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     fetched = fetched.with_columns(process.gather(fetched["thread"])).filter(of_workers)
     return {
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
-        "processes": (steps.table["process"] if steps.table.height else spans["process_code"]).n_unique(),
+        "processes": (steps.table["process"] if steps.table.height else spans["process"]).n_unique(),
         "workers": {
             "processes": loading.len(), "fetches": fetched.height, "host_ns": int(fetched.select(length.sum()).item()),
         },

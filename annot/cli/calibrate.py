@@ -86,7 +86,7 @@ def _file_of(device: str) -> Path:
     except ValueError as error:
         raise AnnotError(str(error)) from None
     if path is None:
-        raise AnnotError("there is no home folder to keep the peaks in: use -o FILE")
+        raise AnnotError("the home folder is unknown: use -o FILE")
     return path
 
 

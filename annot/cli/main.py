@@ -8,7 +8,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from annot.util.ascii import ERRORS
@@ -76,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # the locale may lack characters such as µ
             stream.reconfigure(errors=ERRORS)
     try:
-        status = _dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            status = _dispatch(words)
         sys.stdout.flush()
     except SystemExit as exit_:  # argparse: 0 after --help, 2 after a usage error
         return exit_.code if isinstance(exit_.code, int) else 1
@@ -88,6 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output(sys.stdout)
         return 0 if isinstance(error, BrokenPipeError) else _fail(str(error))  # the reader closed the pipe
     return status
+
+
+def _show_warning(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print a warning of annot as a line, and others as Python does."""
+    if category is RuntimeWarning:
+        print(f"annot: warning: {message}", file=sys.stderr)
+    else:
+        otherwise(message, category, *place)
 
 
 def _dispatch(words: list[str]) -> int:

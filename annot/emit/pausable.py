@@ -14,7 +14,8 @@ from annot.util.locks import fork_safe
 __all__ = ["SwitchedBlock"]
 
 _NO_STEPS: Final = (
-    "the schedule of emit_ranges saw no step: call step() on the block after each batch, or loop over annot.batches"
+    "emit_ranges counted no step for its schedule: call step() on the block after each batch, or loop over "
+    "annot.batches"
 )
 
 

@@ -9,13 +9,27 @@ that a path and its outer layers have the same separator.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
 from annot.labels.tag import FUSED, MODEL
 
-__all__ = ["INSIDE", "above", "around", "common", "is_within", "last", "layers_of", "relative", "with_parent", "within"]
+__all__ = [
+    "INSIDE",
+    "above",
+    "around",
+    "common",
+    "containers",
+    "is_within",
+    "last",
+    "layers_of",
+    "named",
+    "relative",
+    "with_parent",
+    "within",
+]
 
 INSIDE: Final = " › "
 """Separator of the names of ranges inside each other."""
@@ -115,6 +129,22 @@ def is_within(path: str, outer: str) -> bool:
     return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + INSIDE))
 
 
+def containers(outer: Iterable[str], inner: Iterable[str]) -> set[str]:
+    """Return the layers of `outer` that contain layers of `inner`, without a list of all layers around each.
+
+    Example:
+        >>> sorted(containers(["", "h.0", "h.1"], ["h.0.fc", "h.10"]))
+        ['', 'h.0']
+    """
+    names = sorted({path for path in inner if path})
+
+    def has(prefix: str) -> bool:
+        place = bisect_left(names, prefix)
+        return place < len(names) and names[place].startswith(prefix)
+
+    return {path for path in set(outer) if (any(map(has, (f"{path}.", f"{path}/", path + INSIDE))) if path else names)}
+
+
 def last(path: str) -> str:
     """Return the last name of a path.
 
@@ -133,6 +163,16 @@ def with_parent(path: str, root: str = "") -> str:
         ('Sequential.2', 'Sequential.*.fc', 'classifier.2')
     """
     return f"{root}.{path}" if root and (path[:1].isdecimal() or path[:1] == "*") else path
+
+
+def named(path: str, module: str) -> str:
+    """Return the path and the class of a layer, the class alone if it is the path of a model in a script.
+
+    Example:
+        >>> named("encoder.fc", "Linear"), named("Linear", "Linear")
+        ('encoder.fc Linear', 'Linear')
+    """
+    return path if path == module else f"{path} {module}".strip()
 
 
 def _separator(path: str) -> str:

@@ -14,11 +14,11 @@ The formats:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ServingStep", "serving_step"]
+__all__ = ["ServingStep", "serving_engine", "serving_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,18 @@ def serving_step(text: str) -> ServingStep | None:
         >>> serving_step("execute_context_1(512)_generation_0(0)").kind
         'prefill'
     """
-    return _vllm(text) or _sglang(text) or _tensorrt_llm(text)
+    return next((step for parsed in _ENGINES.values() if (step := parsed(text)) is not None), None)
+
+
+def serving_engine(text: str) -> str:
+    """Return the name of the engine whose step a range text names; empty for other texts.
+
+    Example:
+        >>> serving_engine("step[DECODE bs=32]"), serving_engine("execute_new_1_cached_3"), serving_engine("train")
+        ('SGLang', 'vLLM', '')
+    """
+    engine = next((engine for engine, parsed in _ENGINES.items() if parsed(text) is not None), "")
+    return "vLLM or SGLang" if engine == "vLLM" and "(sq" in text else engine  # TraceLens profiles both in this format
 
 
 def _vllm(text: str) -> ServingStep | None:
@@ -96,3 +107,8 @@ def _tensorrt_llm(text: str) -> ServingStep | None:
 
 def _kind(prefills: int, decodes: int) -> str:
     return "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "idle"
+
+
+_ENGINES: Final[Mapping[str, Callable[[str], ServingStep | None]]] = {
+    "vLLM": _vllm, "SGLang": _sglang, "TensorRT-LLM": _tensorrt_llm,
+}  # fmt: skip

@@ -64,6 +64,10 @@ COMPILED: Final = "CompiledGraph"
 WORKER: Final = "Worker"
 """Module of the ranges in which workers of a DataLoader fetch a batch, as in ``Data Worker 3 |data``."""
 
+MOST_NAMES: Final = 128
+"""Maximum number of names in the path of a layer. The paths of the layers around it take this many times its size."""
+_SEPARATORS: Final = re.compile(r"[./]")
+
 FUSED: Final = "+"
 """Separator of the layers and of the classes of a fused kernel."""
 
@@ -233,7 +237,7 @@ def format(tag: Tag) -> str:
 
 
 def parse(text: str) -> Tag | None:
-    """Return the tag of a text, or None if the text is not the result of `format`.
+    """Return the tag of a text, or None if the text is not the result of `format` or its path exceeds `MOST_NAMES`.
 
     Example:
         >>> parse("Optimizer SGD |opt")
@@ -259,7 +263,8 @@ def parse(text: str) -> Tag | None:
             _unquote(op),
             tuple((_unquote(name), _value(value)) for name, value in _ARGUMENT_PARTS.findall(match["arguments"])),
         )
-        return tag if format(tag) == text else None
+        is_deep = any(len(_SEPARATORS.findall(layer)) >= MOST_NAMES for layer in tag.layer.split(FUSED))
+        return tag if format(tag) == text and not is_deep else None
     except ValueError:  # invalid JSON in a quoted name, an invalid size, or an operation in another phase
         return None
 

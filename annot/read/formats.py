@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,7 +22,7 @@ from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
 from annot.read.nvprof import csv_output, sqlite_file
 from annot.read.recording import export as recording
 from annot.read.xplane import reader as xplane
-from annot.util.entry_points import loaded
+from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
 __all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
@@ -118,11 +119,33 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
     return sqlite_export.stream(path, calls=calls) if reader is sqlite_export else reader.read(path)
 
 
+class _Isolated:
+    """A reader of another package. It takes no file after an error, and an error while it reads is an `AnnotError`."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension, self.NAME = extension, extension.target.NAME
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """Return whether the file has this format."""
+        return bool(self._extension.call(self._extension.target.sniff, path, head, default=False))
+
+    def read(self, path: Path) -> Profile:
+        """Read the file."""
+        profile = self._extension.require(self._extension.target.read, path)
+        if isinstance(profile, Profile):
+            return profile
+        raise AnnotError(f"{path}: {self._extension.title} returned a {type(profile).__name__}, not a Profile")
+
+
+@cache
+def _other_readers() -> tuple[Reader, ...]:
+    return tuple(map(_Isolated, loaded("annot.readers", ("NAME", "sniff", "read"))))
+
+
 def reader_of(path: Path) -> Reader:
     """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
-    readers: tuple[Reader, ...] = (*loaded("annot.readers", ("NAME", "sniff", "read")), *_READERS)
-    for reader in readers:
+    for reader in (*_other_readers(), *_READERS):
         if reader.sniff(path, head):
             return reader
     if path.is_dir():

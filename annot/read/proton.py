@@ -105,7 +105,7 @@ def _decoded(data: bytes) -> tuple[list[_Node], list[dict[str, Any]]]:
 
 
 def _device(vendor: str, number: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a device for `Profile.meta`, with the fields of an Nsight Systems export as far as Proton knows them.
+    """Return a device for `Profile.meta`, with those fields of an Nsight Systems export that Proton records.
 
     Clocks are in kHz in the file. Memory transfers data twice per clock cycle.
     """

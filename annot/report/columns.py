@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
+from annot.analyze.tensor_cores import precision_words
 from annot.report.units import Unit as TimeUnit
 from annot.report.units import amount, count, printable, share, unit_for
 
@@ -68,6 +69,7 @@ def _times(*columns: tuple[str, str, Combined, int] | tuple[str, str, Combined, 
     return [Column(name, title, "ns", *more) for name, title, *more in columns]
 
 
+_PRECISION: Final = "Precision"
 COLUMNS: Final[Mapping[str, Column]] = {
     column.name: column
     for column in (
@@ -132,7 +134,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("flops_measured", "Measured", "amount", "sum"),
         Column("ratio", "Ratio", "ratio", "rate"),
         Column("intensity", "FLOP/B", "amount", "rate", 76, full="Arithmetic intensity (FLOP/B)"),
-        Column("precision", "Precision", "text", "same", 120),
+        Column("precision", _PRECISION, "text", "same", 120),
         Column("roof_share", "Roof", "share", "mean", 76, full="Share of the roof"),
         Column("bound", "Bound", "text", full="Bound by"),
         Column("backward_to_forward", "Bwd/fwd", "ratio", "mean", 90),
@@ -222,9 +224,15 @@ def _formatted(
 
 
 def in_units(columns: Iterable[Formatted[_Row]], units: str) -> list[Formatted[_Row]]:
-    """Return columns with headings for the matrix units of a GPU: ``TC`` for Tensor Cores, ``MC`` for Matrix Cores."""
+    """Return columns in the words for the matrix units of a GPU: ``TC`` for Tensor Cores, ``MC`` for Matrix Cores."""
     short = "".join(word[0] for word in units.split())
-    return [replace(column, title=re.sub(r"\bTC\b", short, column.title)) for column in columns]
+
+    def named(column: Formatted[_Row]) -> Formatted[_Row]:
+        if column.title == _PRECISION:
+            return replace(column, show=lambda row: precision_words(column.show(row), units))
+        return replace(column, title=re.sub(r"\bTC\b", short, column.title))
+
+    return [*map(named, columns)]
 
 
 def _plain(value: Any) -> str:

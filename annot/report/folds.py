@@ -40,7 +40,7 @@ __all__ = [
 
 _LEAST: Final = 5
 """Number of equal siblings that fold. Image models (ResNet, Swin, ConvNeXt) have four stages, which differ in
-resolution and are read one by one; stacks of blocks are longer."""
+resolution, so each keeps its row; stacks of blocks are longer."""
 _CONTAINERS: Final = ("Sequential", "ModuleList", "ModuleDict")
 """Classes that do not tell layers apart: `layer1` to `layer5` of a class of their own are blocks, of these they may be
 stages."""

@@ -172,8 +172,8 @@ def _owners(rows: pl.DataFrame, depth: int) -> dict[int, int]:
 def at_depth(rows: pl.DataFrame, depth: int, lines: pl.DataFrame) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of the line around it at that depth.
 
-    The rows of a line and of the layers inside combine as their columns say. Its calls, the times per call and its
-    total times are its own: it contains these layers. A layer with lines inside several others stays.
+    The rows of a line and of the layers inside combine as their columns say. Calls, times per call and total times
+    stay those of the line, which contains these layers. A layer with lines inside several others stays.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
@@ -210,7 +210,7 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return label and remark of a row: layer and class, or for unattributed time the reason."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
     if layer:
-        return TITLES.get(layer, layer), module
+        return TITLES.get(layer, layer), "" if module == layer else module
     if module and phase in LAYER_PHASES:
         return MODEL, module
     return (phase.capitalize(), module or "(all)") if phase != "other" else (MODEL, module)
@@ -227,6 +227,8 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
         return f"{row['section']}: {row['item'].replace('_', ' ')}", ""
     if label == "name":
         return row.get("short") or str(row["name"]), ""
+    if label == "module" and FUSED in row[label]:
+        return f"fused: {', '.join(row[label].split(FUSED))}", ""
     return str(row[label]), ""
 
 

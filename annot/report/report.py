@@ -110,6 +110,20 @@ class Report:
         return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 
     @property
+    def scope(self) -> str:
+        """What the rows add up to, where it differs from the time of the step or run in the verdict; else ""."""
+        if not self.view.sums:
+            return ""
+        meta = self.meta
+        overlaps = self.time == "host_ns" and (self.whole or 0) > (meta["wall_ns"] or 0)
+        words = {
+            "over threads": overlaps,
+            "in total": meta["steps"] and "per_step" not in meta,
+            "with warm-up": meta.get("without_warmup"),
+        }
+        return "".join(f" {text}" for text, applies in words.items() if applies)
+
+    @property
     def each_step(self) -> str:
         """The words " per step", with the kind of the steps if it is known, or "" for sums over the profile."""
         if "per_step" not in self.meta or not self.view.sums:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.report.report import Report
 from annot.report.units import amount, count, duration, printable, share
 
@@ -36,7 +37,8 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
     if not report.shares or not (meta["steps"] or meta["kernels"]):
         return None
     parts = sorted(report.shares.items(), key=lambda part: -part[1])
-    return "Step time" if meta["step_ns"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
+    run = "Run time without warm-up" if meta.get("without_warmup") else "Run time"
+    return "Step time" if meta["step_ns"] else run, [f"{share:.1%} {name}" for name, share in parts]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
@@ -50,7 +52,9 @@ def peaks_text(peaks: Mapping[str, Any]) -> str:
     if not peaks["flops"]:
         return f"{device}unknown. {peaks['source']}"
     bandwidth = "bandwidth unknown" if peaks["bandwidth"] is None else f"{amount(peaks['bandwidth'])}B/s"
-    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in peaks["flops"].items()]
+    units = matrix_units({"devices": [{"name": peaks["device"]}]})
+    named = ((precision_words(name, units), rate) for name, rate in peaks["flops"].items())
+    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in named]
     return f"{device}{', '.join([bandwidth, *flops])} ({peaks['source']})"
 
 
@@ -83,11 +87,12 @@ def _host_line(meta: dict[str, Any]) -> str:
 
 
 def _overlaps(meta: dict[str, Any]) -> str:
-    """Why shares of rows differ from shares of the step: without a GPU they are of the sum over threads."""
+    """Why shares of rows differ from shares of the step: without a GPU they are of the sum of the rows."""
     if meta["kernels"] or meta["copies"] or meta["whole_ns"] <= meta["wall_ns"]:
         return ""
     what = "step" if "per_step" in meta else "run"
-    return f". Some ranges overlap: the {what} takes {duration(meta['wall_ns'])}, and shares of rows are of the sum"
+    wall, whole = duration(meta["wall_ns"]), duration(meta["whole_ns"])
+    return f". Some ranges overlap: the {what} takes {wall}, and shares are of {whole}, the sum of the rows"
 
 
 def _of_processes(meta: dict[str, Any]) -> str:
@@ -113,7 +118,7 @@ def _step_line(meta: dict[str, Any]) -> str:
         warmup = f", excluding {number:,} warm-up step{'' if number == 1 else 's'}"
     if meta["steps"] - times["warmup"] == 1:
         return f"{steps}, {duration(times['median'])}{warmup}"
-    median, iqr, least, most = (duration(times[name]) for name in ("median", "iqr", "min", "max"))
+    mean, median, iqr, least, most = (duration(times[name]) for name in ("mean", "median", "iqr", "min", "max"))
     if least.split()[1:] == most.split()[1:]:  # same unit: show it once
         least = least.split()[0]
-    return f"{steps}, median {median}, IQR {iqr}, {least} to {most}{warmup}"
+    return f"{steps}, mean {mean}, median {median}, IQR {iqr}, {least} to {most}{warmup}"

@@ -7,8 +7,8 @@ Every view is one declaration in `_VIEWS`. All renderers (terminal, page, notebo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
 
 __all__ = [
-    "COLUMN_GROUPS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "View", "find_view", "views",
+    "COLUMN_GROUPS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
 ]  # fmt: skip
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
@@ -160,15 +160,20 @@ def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
 
 def _executions(attribution: Attribution) -> pl.DataFrame:
     """Return a row per range, crossing ranges last, with its step (null: outside the steps)."""
-    forest = attribution.forest
-    rows = pl.concat([attribution.ranges(), attribution.crossing_ranges()], how="diagonal")
-    threads = pl.concat([forest.tree["thread"], forest.crossing["thread"]])
-    step = attribution.steps.at(forest.threads.table["process_code"].gather(threads), rows["start"]).cast(pl.Int64)
-    rows = rows.with_columns(pl.when(step >= 0).then(step).alias("step"), start_ns="start")
+    forest, times = attribution.forest, attribution.range_times().drop("gpu_by_time_ns")
+    length = (pl.col("end") - pl.col("start")).alias("host_ns")
+    crossing = forest.crossing.select(length).with_columns(attribution.crossing_gpu_ns.alias("gpu_ns"))
+    times = pl.concat([times, crossing], how="diagonal").with_columns(pl.all().fill_null(0))
+    ranges = forest.every_range()
+    # Categories take a quarter of the memory of texts.
+    labels = forest.labels.select(pl.col(*_LAYER, "shapes").cast(pl.Categorical))[ranges["label"]]
+    threads = forest.threads.table[ranges["thread"]]
+    step = attribution.steps.at(threads["process_code"], ranges["start"]).cast(pl.Int64)
+    rows = pl.select(pl.when(step >= 0).then(step).alias("step"), start_ns=ranges["start"])
+    rows = rows.hstack(labels).hstack(threads.select("process", "thread")).hstack(times)
     return rows.select(
-        "step", "layer", "module", "phase", "process", "thread", "start_ns", "host_ns",
-        pl.col("host_self_ns").fill_null(0), "gpu_ns", pl.col("gpu_self_ns", "kernels", "copies").fill_null(0),
-        "shapes",
+        "step", *_LAYER, "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns",
+        "kernels", "copies", "shapes",
     )  # fmt: skip
 
 
@@ -365,12 +370,15 @@ ROOFLINE_COLUMNS: Final = (
 
 @cache
 def views() -> Mapping[str, View]:
-    """Return all views by name: those of annot, then those of packages with an entry point ``annot.views``.
+    """Return all views by name: those of annot, then `other_views`."""
+    return {view.name: view for view in (*_VIEWS, *other_views())}
 
-    Raises:
-        AnnotError: an entry point cannot be loaded or is not a `View`.
-    """
-    return {view.name: view for view in (*_VIEWS, *loaded("annot.views", View))}
+
+@cache
+def other_views() -> tuple[View, ...]:
+    """Return the views of packages with an entry point ``annot.views``. An error in their rows is an `AnnotError`."""
+    extensions = loaded("annot.views", View)
+    return tuple(replace(one.target, rows=partial(one.require, one.target.rows)) for one in extensions)
 
 
 def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:

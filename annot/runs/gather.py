@@ -165,7 +165,7 @@ class Ranks(Frames):
                 failed      number of files that cannot be used
                 ranks       for each rank: rank, source, gpu_ns, host_ns, steps, step_ns, collective_ns, notes ..., and
                             error: why its profile cannot be used, or null
-                across      differences of gpu_ns, host_ns, the median step and collective_ns between ranks, see
+                across      differences of gpu_ns, host_ns, the mean step and collective_ns between ranks, see
                             `annot.runs.skew.spread_of`
                 verdict     the sentence of `annot.analyze.ranks_verdict`; missing if a profile is large
                 notes       notes of all ranks; similar notes are merged
@@ -325,7 +325,7 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     if process is not None:
         rank = next((one.get("rank") for one in known.get("processes", ()) if one["process"] == process), None)
     found = collectives_of(attribution).table if view == _COMMUNICATION else None
-    step = (report.meta["step_ns"] or {}).get("median")
+    step = (report.meta["step_ns"] or {}).get("mean")
     times = times_of_rank(Facts(attribution), step) if run.is_small(attribution) else None
     return RankTable(rank, process, replace(report, rows=rows, meta=meta), found, times, program_of(attribution))
 
@@ -388,7 +388,7 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
     host = [meta["host_ns"] for meta in metas.values() if meta["host_ns"] is not None]
     sources = list(dict.fromkeys(rank.source for rank in ranks))
     failed = [rank.source for rank in ranks if isinstance(rank.result, Failure)]
-    step_times = {number: (meta["step_ns"] or {}).get("median") for number, meta in metas.items()}
+    step_times = {number: (meta["step_ns"] or {}).get("mean") for number, meta in metas.items()}
     per_step = [meta.get("per_step", 0) for meta in metas.values()]
     across = {
         name: spread_of({number: meta[name] for number, meta in metas.items()})

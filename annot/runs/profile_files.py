@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,6 +22,8 @@ _RANK: Final = re.compile(r"rank\D?(\d{1,18})(?!\d)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(\d{1,18})")
 _BLOCK: Final = 2**23
 _KEPT_FREE: Final = 2**30
+_MOST_FILES: Final = 100_000
+"""Maximum number of files in a folder of profiles. The beginning of each is read."""
 
 
 def is_url(path: str) -> bool:
@@ -125,12 +129,24 @@ def _in_folder(folder: Path) -> list[str]:
 
     if is_profile(folder):
         return []
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    files = list(islice(_files(folder), _MOST_FILES + 1))
+    if len(files) > _MOST_FILES:
+        raise AnnotError(f"{folder} has more than {_MOST_FILES:,} files. Pass a folder of profiles, or their paths.")
     exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
     reports = (".nsys-rep", ".qdrep")
     profiles = (path for path in files if path.suffix not in reports or path.with_suffix("") not in exported)
     found = [path for path in profiles if is_profile(path)]
     return [str(path) for path in found if not is_capture(path)] or [*map(str, found)]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the regular files below a folder that can be listed, without hidden files and links to folders."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                if not name.startswith(".") and path.is_file():
+                    yield path
 
 
 def _remote(pattern: str) -> list[str]:

@@ -171,14 +171,14 @@ class Run(Frames):
         return self._findings[0]
 
     @cached_property
-    def _findings(self) -> tuple[str, bool]:
-        """The verdict, and whether the time of the devices is known."""
+    def _findings(self) -> tuple[str, bool, bool]:
+        """The verdict, whether the time of the devices is known, and whether the time of the run lacks warm-up."""
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
         attribution = self.attribution_with_calls
         facts = Facts(attribution, folds_of(attribution))
-        return verdict(facts), facts.is_time_known
+        return verdict(facts), facts.is_time_known, facts.parts.without_warmup
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class Run(Frames):
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
         if advice is not None or view.name == "summary":
-            meta["verdict"], is_time_known = self._findings
+            meta["verdict"], is_time_known, meta["without_warmup"] = self._findings
             shares = shares if is_time_known else {}
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)

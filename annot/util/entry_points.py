@@ -1,47 +1,89 @@
-"""Objects of other packages that register with an entry point: readers, views, advice, formulas."""
+"""Objects of other packages that register with an entry point: readers, views, advice, formulas.
+
+An error in such an object ends neither a report nor a page: annot leaves the object out and warns once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, warn
 
-__all__ = ["loaded", "loaded_by_name"]
+__all__ = ["Extension", "loaded"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """An object of another package.
+
+    Args:
+        name: name of the entry point.
+        title: kind, place and package of the object, for messages.
+        target: the object.
+    """
+
+    name: str
+    title: str
+    target: Any
+
+    def call(self, function: Callable[..., T], *args: Any, default: T) -> T:
+        """Return the result of a function of the object; after an error `default`, with a warning."""
+        try:
+            return function(*args)
+        except Exception as error:
+            self.leave_out(self.failure(error))
+            return default
+
+    def require(self, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function of the object, or raise AnnotError."""
+        try:
+            return function(*args)
+        except AnnotError:
+            raise
+        except Exception as error:
+            raise AnnotError(f"{self.title} {self.failure(error)}") from error
+
+    def leave_out(self, reason: str) -> None:
+        """Warn that the object is left out."""
+        warn(f"{self.title} is left out: it {reason}")
+
+    @staticmethod
+    def failure(error: Exception) -> str:
+        """Return what an error of the object was: ``failed with ValueError: ...``."""
+        return f"failed with {type(error).__name__}: {error}"
 
 
 @cache
-def loaded(group: str, kind: type | tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the objects of all entry points in a group; see `loaded_by_name`."""
-    return tuple(loaded_by_name(group, kind).values())
-
-
-def loaded_by_name(group: str, kind: type | tuple[str, ...]) -> dict[str, Any]:
-    """Return the objects of all entry points in a group by the name of the entry point.
+def loaded(group: str, kind: type | tuple[str, ...]) -> tuple[Extension, ...]:
+    """Return the objects of all entry points in a group. Objects of another kind are left out, with a warning.
 
     Args:
         group: group of the entry points, such as ``annot.readers``.
         kind: the type of the objects, or the attributes that they must have.
-
-    Raises:
-        AnnotError: an object cannot be loaded or has another type; the message names its package.
     """
-    return {point.name: _loaded(point, kind) for point in entry_points(group=group)}
+    extensions = (_loaded(point, kind) for point in entry_points(group=group))
+    return tuple(extension for extension in extensions if extension is not None)
 
 
-def _loaded(point: EntryPoint, kind: type | tuple[str, ...]) -> Any:
+def _loaded(point: EntryPoint, kind: type | tuple[str, ...]) -> Extension | None:
     what = point.group.removeprefix("annot.").removesuffix("s")
-    whose = f"the {what} {point.value} of the package {point.dist.name if point.dist else point.name}"
-    try:
-        found = point.load()
-    except Exception as error:
-        raise AnnotError(f"{whose} cannot be loaded: {error}") from error
+    title = f"the {what} {point.value} of the package {point.dist.name if point.dist else point.name}"
+    extension = Extension(point.name, title, None)
+    target = extension.call(point.load, default=extension)
+    if target is extension:
+        return None
     if isinstance(kind, type):
-        lacks = "" if isinstance(found, kind) else f"is a {type(found).__name__}, not a {kind.__name__}"
+        lacks = "" if isinstance(target, kind) else f"is a {type(target).__name__}, not a {kind.__name__}"
     else:
-        missing = [name for name in kind if not hasattr(found, name)]
+        missing = [name for name in kind if not hasattr(target, name)]
         lacks = f"lacks {', '.join(missing)}" if missing else ""
     if lacks:
-        raise AnnotError(f"{whose} {lacks}. See `annot guide extending`, or uninstall the package.")
-    return found
+        extension.leave_out(f"{lacks} (`annot guide extending`)")
+        return None
+    return Extension(point.name, title, target)

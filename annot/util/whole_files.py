@@ -25,7 +25,7 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file exists and `force` is false, or it cannot be written.
     """
-    out = Path(path).resolve()
+    out = Path(os.path.realpath(path))  # unlike Path.resolve, without an exception for links in a circle
     replaces = force and (out.is_file() or not out.exists())  # two processes that write one file do not mix
     target = out.with_name(f".{out.name}.{os.getpid()}.tmp") if replaces else out
     file = target.open("wb" if force else "xb")

@@ -13,7 +13,7 @@ from random_inputs import examples
 from shared_data import shared, unpacked
 from tables import Rows
 
-from annot.analyze.kernel_kinds import KernelClass, by_class, classify, layer_kernels, layer_names
+from annot.analyze.kernel_kinds import KernelClass, by_class, classify, layer_kernels, layer_names, with_classes
 from annot.analyze.kernel_name_patterns import KINDS
 from annot.attribution import attribute, by_layer
 from annot.read.formats import load
@@ -210,6 +210,14 @@ def test_known_names(name: str, kind: str, library: str, tensor_cores: bool | No
 def test_every_kind_is_known_by_a_name() -> None:
     """The table above has a name of each kind."""
     assert {kind for _, kind, _, _ in NAMES} == set(KINDS)
+
+
+def test_names_keep_their_type() -> None:
+    """Categories stay categories, which take much less memory than texts, and have the classes of their texts."""
+    texts = pl.DataFrame({"name": ["ampere_sgemm", None, "(memset)", "ampere_sgemm"]})
+    categories = with_classes(texts.cast(pl.Categorical))
+    assert categories["name"].dtype == pl.Categorical
+    assert categories.cast({"name": pl.String}).equals(with_classes(texts))
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -9,7 +9,7 @@ from operator_traces import A100
 from planted_traces import GEMM, NOTHING, PLANTED, Planted
 
 from annot.analyze.advice import Facts, advise
-from annot.analyze.advice.operator_causes import cause_of
+from annot.analyze.advice.causes import cause_of
 from annot.analyze.verdict import verdict
 from annot.attribution import attribute
 from annot.read.formats import load
@@ -27,10 +27,23 @@ def test_the_first_advice_names_what_is_planted(planted: str, tmp_path: Path) ->
     assert planted == "optimizer" or ("aten::" in said and "[" in said)
 
 
+def test_the_fused_optimizer_is_that_of_the_run(tmp_path: Path) -> None:
+    """torch.profiler names the method of the optimizer too: AdamW.step."""
+    trace, rule, _ = PLANTED["optimizer"]
+    said = {advice.rule: advice for advice in advise(attribute(load(trace().save(tmp_path))))}
+    assert said[rule].code == "torch.optim.AdamW(model.parameters(), ..., fused=True)"
+
+
 @pytest.mark.parametrize("trace", NOTHING)
 def test_nothing_is_advised_without_evidence(trace: str, tmp_path: Path) -> None:
     """Fusing needs two operators that can be fused, and waiting for launches more than a few of them."""
     assert advise(attribute(load(NOTHING[trace]().save(tmp_path)))) == []
+
+
+def test_the_verdict_names_a_lone_operator(tmp_path: Path) -> None:
+    """An elementwise operator alone has nothing to fuse with; the verdict says why it takes its time."""
+    said = verdict(Facts(attribute(load(NOTHING["a lone operator"]().save(tmp_path)))))
+    assert "100% goes to aten::add [67108864]bf16 x [67108864]bf16: memory-bound with 0.17 FLOPs per byte" in said
 
 
 def test_conversions_do_not_count_as_slow_products(tmp_path: Path) -> None:

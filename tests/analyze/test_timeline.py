@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from operator import itemgetter
+
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.gpu_activities import by_layer_and_step
 from annot.analyze.timeline import timeline
-from annot.analyze.tracks import Lanes
+from annot.analyze.tracks import Lanes, Tracks
 from annot.attribution import attribute, by_layer
 
 
@@ -39,6 +43,25 @@ def test_a_sample_has_the_longest_events_and_some_of_the_others() -> None:
     assert set(found.events["length_ns"].unique()) == set(range(1, 8))  # the short ones are there, too
     longest = (1 + pl.int_range(250_000, eager=True) % 7).sort(descending=True)[:50_000]
     assert found.events["length_ns"].sort(descending=True)[:50_000].sum() >= longest.sum()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sample_by_brute_force(seed: int) -> None:
+    """The longest events, and every n-th of the others, sorted by stream, start and length."""
+    chance = random.Random(seed)
+    kernels = [tuple(map(chance.randrange, (3, 10, 5))) for _ in range(chance.randrange(20, 80))]
+    kernels.sort(key=itemgetter(1))
+    most = chance.randrange(1, len(kernels))
+    rows, count = Rows(), len(kernels)
+    for number, (stream, start, length) in enumerate(kernels):
+        rows.kernel(None, (start, start + length), name=f"k{number}", stream=stream)
+    order = sorted(range(count), key=lambda row: -kernels[row][2])
+    step = -(-2 * count // most)
+    longest = (most * step - count) // (step - 1)
+    rest = sorted(order[longest:], key=lambda row: kernels[row][:2])
+    kept = [*order[:longest], *rest[::step]][:most]
+    found = timeline(attribute(rows.build()), most)
+    assert sorted(found.events["text"]) == sorted(f"k{row}" for row in kept)
 
 
 def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> None:
@@ -89,6 +112,15 @@ def test_texts_of_ranges_have_words_for_codes() -> None:
         rows.range(text, 100 * number, 100 * number + 50)
     found = timeline(attribute(rows.build())).events.sort("start_ns")
     assert found["text"].to_list() == list(said.values())
+
+
+def test_a_thread_has_one_number_in_all_of_its_rows() -> None:
+    """Threads are numbered in each process, in the order in which they come."""
+    tracks = Tracks({})
+    for kind in ("thread", "launch"):
+        tracks.of(kind, pl.DataFrame({"process": [1, 1, 2, 1], "thread": [7, 5, 5, 7]}))
+    names = ["thread 1", "thread 2", "thread 1", "thread 1: launches", "thread 2: launches", "thread 1: launches"]
+    assert [track.name for track in tracks.all()] == names
 
 
 @settings(deadline=None)

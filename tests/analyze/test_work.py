@@ -268,6 +268,7 @@ def test_layer_reports_carry_the_work() -> None:
     assert report.rows.select("layer", "flops", "bytes", "params").rows() == [
         ("a", 48, 4 * (6 + 16) + 32, 16),
         ("mine", None, None, None),
+        ("(unattributed)", None, None, None),
     ]
 
 

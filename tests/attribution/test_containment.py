@@ -191,16 +191,16 @@ def printed(path: Path, width: int = 80) -> list[str]:
 
 
 JSUN = """\
-Layer                     Forward  Backward     Total   Share  Calls  Host ms
-Run Benchmark              971.76    765.39  1,799.18  100.0%      1  3,359.1
-  Initialize Model                              60.20    3.3%      1    995.2
-  Warm-up                  326.54    765.39  1,093.71   60.8%      1  1,686.9
-    Warm-up Step #         326.54    765.39  1,093.71   60.8%      5  1,686.7
-      Forward              326.54              326.54   18.1%      5    496.5
->     Backward                       765.39    765.39   42.5%      5    721.3
-  Benchmark Forward Only   645.23              645.27   35.9%      1    675.8
-    Forward                645.23              645.23   35.9%     10    668.4
-cublasCreate_v2                                  0.00    0.0%      1      0.3
+Layer                       Forward  Backward     Total   Share  Calls  Host ms
+  Run Benchmark              971.76    765.39  1,799.18  100.0%      1  3,359.1
+    Initialize Model                              60.20    3.3%      1    995.2
+    Warm-up                  326.54    765.39  1,093.71   60.8%      1  1,686.9
+      Warm-up Step #         326.54    765.39  1,093.71   60.8%      5  1,686.7
+        Forward              326.54              326.54   18.1%      5    496.5
+>       Backward                       765.39    765.39   42.5%      5    721.3
+    Benchmark Forward Only   645.23              645.27   35.9%      1    675.8
+      Forward                645.23              645.23   35.9%     10    668.4
+  cublasCreate_v2                                  0.00    0.0%      1      0.3
 """
 
 

@@ -107,15 +107,17 @@ def test_ranges_of_an_optimizer_alone(calls: int, steps: int) -> None:
     assert by_step(attribute(rows.build())).height == steps
 
 
-SUM = "the step takes 0.05 µs, and shares of rows are of the sum"
+SUM = "the step takes 0.05 µs, and shares are of 0.05 µs, the sum of the rows"
 
 
 @pytest.mark.parametrize(("length", "words"), [(0, ""), (1, SUM)])
 def test_host_time_of_threads_that_is_longer_than_the_steps(length: int, words: str) -> None:
-    """Shares of rows are of the sum over threads then, those of the verdict of the step; the host line says so."""
+    """Shares are of the sum over threads then, those of the verdict of the step; host line and heading say so."""
     rows = Rows()
     for step in range(6):
         rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + 50)
         rows.range("fc Linear |fwd", 1000 * step + 10, 1000 * step + 10 + length, thread=102)
-    line = dict(totals(Run(rows.build()).view()))["Host per step, mean of 6"]
+    report = Run(rows.build()).view()
+    line = dict(totals(report))["Host per step, mean of 6"]
     assert line.partition("Some ranges overlap: ")[2] == words, line
+    assert report.scope == (" over threads" if words else "")

@@ -187,7 +187,7 @@ def test_no_row_lasts_longer_than_the_steps() -> None:
     rows.range("Epoch 1 |epoch", 301, 590, thread=102).range("epoch of a program", 302, 590, thread=103)
     found = by_layer(attribute(rows.build(), steps=slice(0, 5)))
     times = dict(found.select("layer", "host_ns").iter_rows())
-    assert times == {"(batch)": 250, "(data)": 25, "epoch of a program": 58 + 60}
+    assert times == {"(batch)": 250, "(data)": 25, "epoch of a program": 58 + 60, "(unattributed)": 3 * 5}
 
 
 def test_the_waits_of_a_validation_belong_to_it() -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from large_profile import write_profile
 
@@ -22,23 +23,31 @@ from annot.util.installed_tools import find_nsys
 ANNOT = (sys.executable, "-m", "annot", "report")
 
 
-def timed(command: tuple[str, ...]) -> tuple[float, float]:
-    """Return the seconds that a command took and the most memory that it had (GiB)."""
+class Cost(NamedTuple):
+    """What a command took: seconds, the most memory that it had (GiB), and seconds of the CPU."""
+
+    seconds: float
+    memory: float
+    cpu_seconds: float
+
+
+def timed(command: tuple[str, ...]) -> Cost:
+    """Run a command and return its cost."""
     began = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
-    return time.perf_counter() - began, usage.ru_maxrss / 2**20
+    return Cost(time.perf_counter() - began, usage.ru_maxrss / 2**20, usage.ru_utime + usage.ru_stime)
 
 
 def compare(path: Path) -> None:
     """Print a line about a profile."""
     timed((*ANNOT, str(path)))  # so that the file is in memory for both
-    seconds, memory = min(timed((*ANNOT, str(path))) for _ in range(3))
+    seconds, memory, _ = min(timed((*ANNOT, str(path))) for _ in range(3))
     print(f"{path.name}: {path.stat().st_size / 1e6:,.0f} MB, annot {seconds:.2f} s, {memory:.2f} GiB")
     for name, command in peers(path).items():
-        theirs, theirs_memory = timed(command)
+        theirs, theirs_memory, _ = timed(command)
         print(f"  {name} {theirs:.1f} s, {theirs_memory:.2f} GiB: {theirs / seconds:.0f} times as long")
 
 

@@ -84,7 +84,7 @@ def test_folders_that_cannot_be_written(
     monkeypatch.setenv("XDG_DATA_HOME", "")
     monkeypatch.setenv("HOME", "nowhere")
     assert main(["calibrate", "--device", "cpu"]) == 1
-    assert "there is no home folder to keep the peaks in: use -o FILE" in capsys.readouterr().err
+    assert "the home folder is unknown: use -o FILE" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -160,3 +160,19 @@ def test_terminal_without_unicode(source: Path) -> None:
     assert " +---- Step 1 -----+  +---- Step 2 ------+ " in guide
     assert "`train > Step # > Backward`" in guide
     assert guide.count("?") == chapter("attribution").read_text(encoding="utf-8").count("?")
+
+
+def test_links_and_modes(source: Path, tmp_path: Path) -> None:
+    """A file replaces the target of a link and keeps its mode; a circle of links is one sentence."""
+    target, link, loop = tmp_path / "target.json", tmp_path / "link.json", tmp_path / "loop.json"
+    target.write_text("older")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    loop.symlink_to(loop)
+    assert main(["report", str(source), "-o", str(link), "--force"]) == 0
+    assert link.is_symlink()
+    assert target.read_text() != "older"
+    assert target.stat().st_mode & 0o777 == 0o640
+    status, _, said = _annot("report", source, "-o", loop)
+    assert status == 1
+    assert said == f"annot: error: {loop} cannot be written: File exists\n"

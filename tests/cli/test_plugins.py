@@ -71,15 +71,51 @@ def test_reader_of_the_guide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("class Mine: pass", "lacks NAME, sniff, read. See"), ("import no_such", "cannot be loaded: No module")],
+    [
+        ("class Mine: pass", "lacks NAME, sniff, read (`annot guide extending`)"),
+        ("import no_such", "failed with ModuleNotFoundError: No module named 'no_such'"),
+    ],
 )
 def test_reader_that_cannot_be_used(code: str, said: str, tmp_path: Path) -> None:
-    """A reader that is none is one sentence with the package that it comes from."""
+    """annot leaves it out, with one sentence that names its package."""
     environ = _install(tmp_path / "site", "their_reader", code, "mine = their_reader")
-    done = _report(tmp_path, environ)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"annot: error: the reader their_reader of the package their-reader {said}")
-    assert done.stderr.count("\n") == 1
+    done = _report(training(device=True).write(tmp_path / "run.sqlite"), environ)
+    assert done.returncode == 0
+    assert (
+        done.stderr == f"annot: warning: the reader their_reader of the package their-reader is left out: it {said}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sniffs", "reads", "status", "said"),
+    [
+        ("1 / 0", "", 0, "annot: warning: {} is left out: it failed with ZeroDivisionError: division by zero\n"),
+        ("True", "1 / 0", 1, "annot: error: {} failed with ZeroDivisionError: division by zero\n"),
+        ("True", "7", 1, "annot: error: {path}: {} returned a int, not a Profile\n"),
+        ("True", "raise_('x is damaged')", 1, "annot: error: x is damaged\n"),
+    ],
+    ids=["sniff", "read", "no profile", "damaged"],
+)
+def test_reader_that_fails(sniffs: str, reads: str, status: int, said: str, tmp_path: Path) -> None:
+    """A reader that cannot tell its files is left out; one that fails to read ends the report in one sentence."""
+    code = f"""
+from annot import AnnotError
+
+NAME = "mine"
+
+def raise_(text):
+    raise AnnotError(text)
+
+def sniff(path, head):
+    return {sniffs}
+
+def read(path):
+    return {reads or None}
+"""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    done = _report(path, _install(tmp_path / "site", "their_reader", code, "mine = their_reader"))
+    assert done.returncode == status
+    assert done.stderr == said.format("the reader their_reader of the package their-reader", path=path)
 
 
 def test_view_of_the_guide(tmp_path: Path) -> None:
@@ -98,9 +134,32 @@ def test_view_of_the_guide(tmp_path: Path) -> None:
     assert '"heading":"Kernels by duration"' in page.read_text(encoding="utf-8")
     assert _report(profile, dict(os.environ), "--by", "length").returncode == 2
     refused = _report(profile, _install(tmp_path / "other", "their", "view = 7", "v = their:view", "annot.views"))
-    assert refused.stderr.startswith(
-        "annot: error: the view their:view of the package their-reader is a int, not a View"
-    )
+    title = "annot: warning: the view their:view of the package their-reader is left out: it is a int, not a View"
+    assert refused.stderr.startswith(title)
+    assert refused.returncode == 0
+
+
+def test_view_that_fails(tmp_path: Path) -> None:
+    """Its own table is one sentence, and the page lacks it with a warning."""
+    code = """
+from annot.report.views import View
+
+
+def rows(attribution):
+    raise KeyError("power")
+
+
+view = View("lengths", by="length", columns=("calls",), rows=rows, heading="Lengths", label="power")
+"""
+    environ = _install(tmp_path / "site", "their", code, "lengths = their:view", "annot.views")
+    profile = training(device=True).write(tmp_path / "run.sqlite")
+    failed = "the view their:view of the package their-reader failed with KeyError: 'power'\n"
+    table = _report(profile, environ, "--by", "length")
+    assert (table.returncode, table.stderr) == (1, f"annot: error: {failed}")
+    page = _report(profile, environ, "-o", str(tmp_path / "page.html"), "--format", "html")
+    assert page.returncode == 0
+    assert page.stderr.startswith(f"annot: warning: The page lacks a table: {failed}")
+    assert _report(profile, environ).stderr == ""
 
 
 ADVICE = """
@@ -125,6 +184,39 @@ def test_advice_of_another_package(tmp_path: Path) -> None:
     profile = training(device=True).write(tmp_path / "run.sqlite")
     assert "\nmany,Do less.,there is work," in _report(profile, environ, "--by", "advice").stdout
     assert "Do less." not in _report(profile, dict(os.environ), "--by", "advice").stdout
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [("1 / 0", "failed with ZeroDivisionError: division by zero"), ("'Do less.'", "returned a str, not an Advice")],
+)
+def test_advice_that_fails(result: str, said: str, tmp_path: Path) -> None:
+    """annot leaves the rule out, says so once, and gives its own advice."""
+    environ = _install(
+        tmp_path / "site", "theirs", f"def many(facts):\n    return {result}", "m = theirs:many", "annot.advice"
+    )
+    profile = training(device=True).write(tmp_path / "run.sqlite")
+    done = _report(profile, environ, "--by", "advice")
+    assert done.stdout == _report(profile, dict(os.environ), "--by", "advice").stdout
+    assert done.stderr == f"annot: warning: the advice theirs:many of the package their-reader is left out: it {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [("call.missing", "failed with AttributeError: "), ("7", "returned a int, not a Cost"), ("call.shape(9)[7]", "")],
+)
+def test_formula_that_fails(result: str, said: str, tmp_path: Path) -> None:
+    """The work of the layer is unknown. An index outside a shape is no failure."""
+    environ = _install(
+        tmp_path / "site", "theirs", f"def scale(call):\n    return {result}", "Scale = theirs:scale", "annot.formulas"
+    )
+    profile = SqliteProfile()
+    profile.layer("norm Scale [8,64]f32 |fwd", 0, 100)
+    path = profile.write(tmp_path / "run.sqlite")
+    done = _report(path, environ, "--columns", "work")
+    assert done.stdout == _report(path, dict(os.environ), "--columns", "work").stdout
+    title = f"annot: warning: the formula theirs:scale of the package their-reader is left out: it {said}"
+    assert done.stderr.startswith(title) if said else not done.stderr
 
 
 def test_formula_of_another_package(tmp_path: Path) -> None:

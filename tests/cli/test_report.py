@@ -393,7 +393,7 @@ def test_many_ranks(tmp_path: Path) -> None:
     assert lines[0] == "Step 2.12 ms on 7 GPUs: no rank is more than 5% slower than the others."
     assert lines[2] == "GPU time by layer over 7 ranks, ms"
     assert lines[3].split()[-7:] == ["r0", "r1", "r3", "r4", "r5", "r6", "r7"]
-    conv = next(line for line in lines if line.startswith("features.0 Conv2d") and "forward" in line)
+    conv = next(line for line in lines if line.lstrip("> ").startswith("features.0 Conv2d") and "forward" in line)
     # name, phase, median, slowest, rank, spread, spread %, (no collective,) then the ranks
     assert conv.split()[2:8] == ["forward", "1.808", "2.410", str(SLOW), "0.610", "33.7%"]
     assert conv.split()[8:] == ["1.800", "1.802", "1.806", "1.808", "2.410", "1.812", "1.814"]

@@ -123,7 +123,7 @@ def test_texts_of_marks() -> None:
 
 def test_layers_of_a_profile_with_and_without_sources() -> None:
     """Only rows of layers whose class is known have a source; without any, the table has no such column."""
-    rows = Rows().range("net Block [4,8]f32 |fwd", 0, 90).range("Optimizer Block |opt", 100, 200)
+    rows = Rows().range("net Block [4,8]f32 |fwd", 0, 90).range("Optimizer Block |opt", 90, 200)
     table = by_layer(attribute(rows.build(sources={"Block": "model.py:12, other.py:3"})))
     assert table.select("phase", "source").rows() == [("forward", "model.py:12, other.py:3"), ("optimizer", None)]
     assert "source" not in by_layer(attribute(rows.build())).columns

@@ -240,6 +240,8 @@ def test_a_report_has_recomputation_as_a_phase(tmp_path: Path, capsys: pytest.Ca
     times = {row["phase"]: row["host_ns"] for row in report["phases"]}
     assert times["recompute"] > 0
     whole = {row[1:3]: row[4] for row in annot.correlate(profile).filter(layer="").iter_rows()}
+    assert sum(times.values()) == report["meta"]["whole_ns"]
+    del times["(unattributed)"]
     assert sum(times.values()) == whole["Sequential", "forward"] + whole["", "backward"]
     assert main(["report", str(path), "--all"]) == 0
     table = capsys.readouterr().out.splitlines()

@@ -43,7 +43,7 @@ NONE: tuple[list[int], str, str] = ([], "", "")
             [FLOAT, ([], "ScalarList", "[2, 2]"), ([], "ScalarList", "[]"), ([], "ScalarList", "[0, -1]")],
             "aten avg_pool2d [2,3]f32 kernel=2,2 stride=, padding=0,-1 |op",
         ),
-        ("sum", [([4], "c10::Float8_e4m3fn", ""), ([], "ScalarList", "[0]")], "aten sum [4]float8_e4m3fn |op"),
+        ("sum", [([4], "c10::Float8_e4m3fn", ""), ([], "ScalarList", "[0]")], "aten sum [4]float8_e4m3fn dim=0, |op"),
         ("mm", [([2, 3], "BFloat16", ""), ([3, 4], "c10::BFloat16", "")], "aten mm [2,3]bf16 [3,4]bf16 |op"),
         ("add", [FLOAT, ([], "Float", "1.5")], "aten add [2,3]f32 |op"),
         ("mm", [([2, "x"], "float", ""), FLOAT], None),
@@ -73,6 +73,14 @@ def test_experts_and_unknown_operators_have_their_tensors() -> None:
     assert call_text("vllm::fused_moe", *lists) == f"vllm fused_moe {shapes} |op"
     assert call_text("vllm::moe_align_block_size", *lists) == f"vllm moe_align_block_size {shapes} |other"
     assert call_text("mine", *lists) == f"mine {shapes} |other"
+
+
+def test_lists_of_tensors() -> None:
+    """Operators without named arguments have the shapes of the first tensors in their lists, whose dtype is unknown."""
+    shapes = [[4, size] for size in range(6)]
+    lists = (json.dumps([shapes, []]).encode(), b'["TensorList", "Scalar"]', b"")
+    assert call_text("aten::cat", *lists) == "aten cat [4,0] [4,1] [4,2] [4,3] +2 |other"
+    assert call_text("aten::cat", b'[{"a": 1}, []]', *lists[1:]) is None
 
 
 def test_older_traces_lack_values() -> None:

@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from shared_data import shared
 
 from annot import load
+from annot.attribution import UNATTRIBUTED
 from annot.runs.run import Run
 
 
@@ -89,5 +91,5 @@ def test_marks_of_annot_come_first(tmp_path: Path) -> None:
     """The place of a class that annot itself has written replaces that of its `forward`; the report shows it."""
     frames = [*_call("Block_0", "a.py(3): forward", 1), *_call("Head_0", "a.py(9): forward", 5)]
     assert _sources(tmp_path, *frames, annot_sources={"Block": "a.py:1"}) == {"Block": "a.py:1", "Head": "a.py:9"}
-    rows = Run(tmp_path / "trace.json").layers
+    rows = Run(tmp_path / "trace.json").layers.filter(pl.col("layer") != UNATTRIBUTED)
     assert dict(rows.select("module", "source").iter_rows()) == {"Block": "a.py:1", "Head": "a.py:9", "End": None}

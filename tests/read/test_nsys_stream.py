@@ -178,4 +178,4 @@ def test_blocks_with_registered_and_own_texts(tmp_path: Path, text: str) -> None
     path = profile.write(tmp_path / "mixed.sqlite")
     assert everything(source(path)) == everything(load(path))
     calls = dict(by_layer(attribute(source(path))).select("layer", "calls").iter_rows())
-    assert calls == {"registered": 1 + (text == "registered"), "own": 1 + (text == "own")}
+    assert calls == {"registered": 1 + (text == "registered"), "own": 1 + (text == "own"), "(unattributed)": 0}

@@ -98,3 +98,11 @@ def test_folder_whose_parts_are_damaged(tmp_path: Path) -> None:
     (tmp_path / "1.part").write_bytes(b"not written by the recorder")
     with pytest.raises(AnnotError, match=re.escape(str(tmp_path))):
         load(tmp_path)
+
+
+def test_a_pipe_among_the_parts_is_left_out(tmp_path: Path) -> None:
+    """Opening a named pipe would wait until a process writes to it."""
+    os.mkfifo(tmp_path / "1.part")
+    (tmp_path / "2.part").write_bytes(b"not written by the recorder")
+    with pytest.raises(AnnotError, match=r"2\.part cannot be read"):
+        load(tmp_path)

@@ -101,7 +101,7 @@ def test_layers_of_verdicts_are_rows() -> None:
     assert [*_layers_in(report.meta["verdict"])] == ["Sequential.2 Linear"]
     assert "Sequential.2 Linear" in {f"{row.path} {row.module}" for row in named_rows(report)}
     lines = _printed(partial(print_table, report), 80)
-    assert any(line.startswith("> Sequential.2 Linear") for line in lines)
+    assert any(line.startswith(">   Sequential.2 Linear") for line in lines)
 
 
 def _blocks(count: int) -> Rows:
@@ -268,18 +268,26 @@ def _advised(report: Report, width: int, *, verdict: str = "") -> list[str]:
     return lines[first:-1]
 
 
+def _layers(name: str) -> dict[str, list[str]]:
+    return {"layers": [name], "where": [name]}
+
+
 def test_advice_is_whole_sentences() -> None:
     """With less room the layers are left out first, then the second piece; no sentence is cut."""
     report = Run(_blocks(5).build()).view(brief=True)
     advice = [
-        {"advice": f"Change the {word} of this model in the first step.", "saves": 0.5, "layers": ["h.3.fc"]}
+        {
+            "advice": f"Change the {word} of this model in the first step.",
+            "saves": 0.5,
+            **_layers("h.3.fc"),
+        }
         for word in ("width", "depth")
     ]
     report = replace(report, advice=advice)
     texts = [" ".join(line.strip() for line in _advised(report, 80, verdict="word " * count)) for count in (5, 60, 68)]
     assert [text.count("Advice: ") for text in texts] == [2, 2, 2]
     assert [text.count("In h.*.fc.") for text in texts] == [2, 2, 2]
-    tight = replace(report, advice=[row | {"layers": ["h.3.fc." + "x" * 90]} for row in advice])
+    tight = replace(report, advice=[row | _layers("h.3.fc." + "x" * 90) for row in advice])
     text = " ".join(line.strip() for line in _advised(tight, 80, verdict="word " * 60))
     assert text.endswith("of the run.")
     assert "xxx" not in text
@@ -294,8 +302,38 @@ def test_advice_names_a_numbered_layer_by_its_parent() -> None:
     """`2 Linear` of a Sequential is Sequential.2 in the advice, as in the table."""
     rows = Rows().range("Forward Sequential |fwd", 0, 1000).range("2 Linear [4,8]f32 |fwd", 10, 900)
     report = Run(rows.build()).view(brief=True)
-    report = replace(report, advice=[{"advice": "Change it.", "saves": 0.5, "layers": ["2"]}])
+    report = replace(report, advice=[{"advice": "Change it.", "saves": 0.5, "layers": ["2"], "where": ["2"]}])
     assert "In Sequential.2." in " ".join(_advised(report, 80))
+
+
+@pytest.mark.parametrize(("model", "where"), [("Forward Sequential |fwd", "Sequential.2"), ("stem |fwd", "2 Linear")])
+def test_all_advice_names_a_numbered_layer_by_its_parent(model: str, where: str) -> None:
+    """So does --by advice; without a model the class of the layer follows its number."""
+    rows = Rows().range("Batch 0 |step", 0, 1_000_000).range(model, 10_000, 990_000)
+    rows.range("2 Linear [64,1024]f32 |fwd", 20_000, 980_000)
+    rows.kernel(30_000, (40_000, 970_000), name="ampere_sgemm_128x64_tn")
+    lines = _printed(partial(print_table, Run(rows.build()).view("advice")), 80)
+    assert f"   Where: {where}" in lines
+
+
+def test_precisions_are_those_of_the_device() -> None:
+    """Kernels of Matrix Cores compute in bf16 matrix, those of Tensor Cores in bf16 tensor, as the peaks say."""
+    for device, unit in (("NVIDIA H100 80GB HBM3", "tensor"), ("AMD Instinct MI300X", "matrix")):
+        rows = Rows().range("fc Linear [64,1024]bf16 out=1024 |fwd", 0, 900)
+        rows.kernel(10, (20, 860), name="ampere_bf16_s16816gemm_bf16_64x64_nn")
+        run = Run(rows.build(devices=[{"name": device, "id": 0}]))
+        text = " ".join(" ".join(_printed(partial(print_table, run.view("layer", "roofline")), 160)).split())
+        other = {"tensor": "matrix", "matrix": "tensor"}[unit]
+        assert f"bf16 {unit}" in text
+        assert f"bf16 {other}" not in text
+
+
+def test_classes_of_a_fused_kernel() -> None:
+    """The kernel of several layers is no class of its own."""
+    rows = Rows().range("a+b LayerNorm+Linear |fwd", 0, 900).range("c Linear |fwd", 1000, 1900)
+    lines = _printed(partial(print_table, Run(rows.build()).view("module")), 80)
+    assert any(line[2:].startswith("fused: LayerNorm, Linear ") for line in lines)
+    assert any(line[2:].startswith("Linear ") for line in lines)
 
 
 def test_optimizers_and_losses_have_no_class_of_the_model(tmp_path: Path) -> None:

@@ -252,11 +252,11 @@ def test_table_of_tensor_cores() -> None:
     text = io.StringIO()
     print_table(Run(_model()).view("tensor_core", total=True), Console(file=text, width=76))
     assert [line.rstrip() for line in text.getvalue().partition("\n\n")[2].splitlines()[:5]] == [
-        "Tensor Cores by layer, µs",
+        "Tensor Cores by layer in total, µs",
         "Layer                 Phase  Eligible  Use TC  GPU self  TC time  On TC",
         "> block.fc Linear   forward       yes     yes      0.08     0.07  89.7%",
-        "block.act ReLU      forward        no      no      0.01     0.00   0.0%",
-        "block.fc Linear    backward       yes      no      0.05     0.00   0.0%",
+        "  block.act ReLU    forward        no      no      0.01     0.00   0.0%",
+        "  block.fc Linear  backward       yes      no      0.05     0.00   0.0%",
     ]
 
 

@@ -8,6 +8,7 @@ import polars as pl
 from step_rows import Rows
 
 from annot.analyze.run_summary import by_summary
+from annot.attribution import UNATTRIBUTED
 from annot.profile import Profile
 from annot.report.terminal.table import as_text
 from annot.runs.run import Run
@@ -47,13 +48,15 @@ def _lines(profile: Profile, *, total: bool = False) -> dict[str, str]:
 def test_several_processes_are_sums() -> None:
     """The verdict, the host line and a line of its own say so; one process says nothing."""
     lines = _lines(_training(2))
-    assert lines["Step"].startswith("Step 9.00 ms of 2 processes on CPU: ")
+    assert lines["Step"].startswith("Step 9.12 ms (mean; median 9.00 ms) of 2 processes on CPU: ")
     assert lines["Host"].endswith("on 2 threads, the sum over 2 processes")
     assert lines["Processes"] == "Processes: 2. Times are sums over processes; --by-process compares the processes"
     ranked = [{"process": one, "pid": one, "name": "", "rank": one - 1} for one in (1, 2)]
-    assert _lines(_training(2, processes=ranked))["Step"].startswith("Step 9.00 ms of 2 ranks on CPU: ")
+    assert _lines(_training(2, processes=ranked))["Step"].startswith(
+        "Step 9.12 ms (mean; median 9.00 ms) of 2 ranks on CPU: "
+    )
     alone = _lines(_training(1))
-    assert alone["Step"].startswith("Step 9.00 ms on CPU: ")
+    assert alone["Step"].startswith("Step 9.12 ms (mean; median 9.00 ms) on CPU: ")
     assert "Processes" not in alone
 
 
@@ -66,7 +69,7 @@ def test_workers_are_beside_the_steps() -> None:
     )
     assert _lines(profile, total=True)["Host"].endswith(
         "on 3 threads, 40.000 ms of it in 2 worker processes that load data. "
-        "Some ranges overlap: the run takes 39.000 ms, and shares of rows are of the sum"
+        "Some ranges overlap: the run takes 39.000 ms, and shares are of 79.000 ms, the sum of the rows"
     )
     assert Run(profile).meta["workers"] == {"processes": 2, "fetches": 8, "host_ns": 40 * MS}
 
@@ -74,7 +77,7 @@ def test_workers_are_beside_the_steps() -> None:
 def test_shares_are_those_of_the_verdict() -> None:
     """100 % is the wall-clock time of the steps of all processes, and a wait at the end of an epoch is part of it.
 
-    In the whole run, the worker runs at the same time, so that all host time is longer than this.
+    In the whole run, the worker runs at the same time, so that the sum of all rows is longer than this.
     """
     for profile in (_training(1), _training(2, workers=1)):
         run = Run(profile)
@@ -87,4 +90,5 @@ def test_shares_are_those_of_the_verdict() -> None:
         assert round(100 * found["data"]) == 23
         total = run.view(total=True)
         assert total.meta["wall_ns"] == (39 * MS if run.meta["processes"] == 1 else 2 * 39 * MS)
-        assert total.whole == max(total.meta["wall_ns"], total.meta["host_ns"])
+        outside = total.rows.filter(pl.col("layer") == UNATTRIBUTED)["host_self_ns"].sum()
+        assert total.whole == total.meta["host_ns"] + outside == total.rows["host_self_ns"].sum()

@@ -187,7 +187,7 @@ def test_ranks_with_different_layers(tmp_path: Path) -> None:
     report = Ranks([str(tmp_path / "p0"), str(tmp_path / "p1")], workers=1).view(total=True)
     assert report.time == "host_ns"
     assert report.across.select("layer", "ranks", "median_ns", "slowest", "spread_ns").rows() == [
-        ("shared", 2, 100, 1, 1), ("stage0", 1, 10, 0, 0), ("stage1", 1, 11, 1, 0),
+        ("shared", 2, 100, 1, 1), ("stage0", 1, 10, 0, 0), ("stage1", 1, 11, 1, 0), ("(unattributed)", 2, 99, 0, 1),
     ]  # fmt: skip
 
 

@@ -75,6 +75,19 @@ def test_urls_that_cannot_be_read(memory: fsspec.AbstractFileSystem, url: str, s
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_has_at_most_a_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files below folders count; folders that cannot be listed, broken links and hidden files do not."""
+    monkeypatch.setattr(profile_files, "_MOST_FILES", 2)
+    (tmp_path / "rank1").mkdir()
+    for name in ("a.txt", "rank1/b.txt", "rank1/.c.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "nowhere").symlink_to("missing")
+    assert expand([str(tmp_path)]) == [str(tmp_path)]
+    (tmp_path / "rank1/d.txt").touch()
+    with pytest.raises(AnnotError, match="has more than 2 files"):
+        expand([str(tmp_path)])
+
+
 def test_copies_leave_room_on_the_disk(
     memory: fsspec.AbstractFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

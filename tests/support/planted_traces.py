@@ -15,6 +15,16 @@ SINGLE: Final = "ampere_sgemm_128x64_nn"
 SOFTMAX: Final = "void softmax_warp_forward<float, c10::BFloat16, float, 11, false, false>"
 ADD: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 FLASH: Final = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>"
+CAT: Final = (
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy_aligned16_contig"
+    "<at::native::(anonymous namespace)::OpaqueType<2u>, unsigned int, 2, 128, 1>"
+)
+COPY: Final = (
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast"
+    "<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>>"
+)
+REDUCE: Final = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::func_wrapper_t<float>>>"
+SCATTER: Final = "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>"
 NOT_CAUSAL: Final = ["", "", "", "", "0.", "False", "", "False"]
 
 
@@ -31,16 +41,18 @@ class Planted:
         self._host, self._gpu = 1000.0, 1000.0
 
     def op(
-        self, name: str, *shapes: list[int], kernels: tuple[tuple[str, int], ...], values: list[str] | None = None,
-        dtype: str = "c10::BFloat16", times: int = 1,
+        self, name: str, *shapes: list[Any], kernels: tuple[tuple[str, int], ...], values: list[str] | None = None,
+        dtype: str = "c10::BFloat16", types: list[str] | None = None, times: int = 1, inside: tuple[str, ...] = (),
     ) -> Planted:  # fmt: skip
-        """Add calls of an operator; `kernels` are names and µs."""
-        inputs: dict[str, Any] = {"Input Dims": [*shapes], "Input type": [dtype] * len(shapes)}
+        """Add calls of an operator; `kernels` are names and µs, `inside` operators of its input around it."""
+        inputs: dict[str, Any] = {"Input Dims": [*shapes], "Input type": types or [dtype] * len(shapes)}
         if values is not None:
             inputs["Concrete Inputs"] = values
         for _ in range(times):
             number = len(self._events) + 1
             host = 2.0 + 6 * len(kernels)
+            for outer in inside:
+                self._add("cpu_op", outer, self._host, host, {"Input Dims": [shapes[-1]], "Input type": [dtype]})
             self._add("cpu_op", name, self._host, host, {**inputs, "External id": number})
             for index, (kernel, us) in enumerate(kernels):
                 self._kernel(kernel, us, number, number * 100 + index, self._host + 1 + 6 * index)
@@ -89,11 +101,14 @@ def _attention(trace: Planted, query: list[int], key: list[int], *kernels: tuple
     return trace.op("aten::scaled_dot_product_attention", query, key, key, kernels=kernels, values=NOT_CAUSAL, times=9)
 
 
-def _eager_attention(trace: Planted, product: str) -> Planted:
+def _eager_attention(trace: Planted, product: str, *, mask: bool = False) -> Planted:
     scores = [256, 1024, 1024]
     for _ in range(5):
         trace.op(product, [256, 1024, 64], [256, 64, 1024], kernels=((GEMM, 200),))
-        trace.op("aten::mul", scores, kernels=((ADD, 300),)).op("aten::_softmax", scores, kernels=((SOFTMAX, 400),))
+        trace.op("aten::mul", scores, kernels=((ADD, 300),))
+        if mask:
+            trace.op("aten::add", scores, scores, kernels=((ADD, 300),))
+        trace.op("aten::_softmax", scores, kernels=((SOFTMAX, 400),))
         trace.op(product, scores, [256, 1024, 64], kernels=((GEMM, 200),))
     return trace
 
@@ -104,6 +119,21 @@ def _optimizer(trace: Planted) -> Planted:
     update = lambda of: of.op("aten::add_", parameter, parameter, kernels=((ADD, 8),), dtype="float", times=300)  # noqa: E731
     return trace.step(0, update, optimizer=True)
 
+
+def _copied(trace: Planted, name: str, *shapes: list[Any], kernel: str, **options: Any) -> Planted:
+    """A matrix multiplication, and copies for 2/3 of the time."""
+    trace.op("aten::mm", [4096, 4096], [4096, 4096], kernels=((GEMM, 600),), times=3)
+    return trace.op(name, *shapes, kernels=((kernel, 400),), times=9, **options)
+
+
+_LIST: Final = [[8192, 2048], [8192, 2048]]
+_HEADS: Final = [8, 16, 2048, 128]
+_SUM: Final[dict[str, Any]] = {
+    "values": ["", "[0]", "False", ""], "types": ["float", "ScalarList", "Scalar", ""],
+}  # fmt: skip
+_TABLE: Final[dict[str, Any]] = {
+    "values": ["", "", "1000000", "-1", "False"], "types": ["float", "long int", "Scalar", "Scalar", "Scalar"],
+}  # fmt: skip
 
 _TO_NHWC: Final = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>"
 _LAYOUT: Final = ((_TO_NHWC, 150), (CONV, 600), (_TO_NHWC.replace("nchwToNhwc", "nhwcToNchw"), 150))
@@ -149,8 +179,35 @@ PLANTED: Final[dict[str, tuple[Callable[[], Planted], str, str]]] = {
         lambda: _attention(Planted(H100), [32, 32, 1, 128], [32, 8, 8192, 128], (FLASH, 600)),
         "attention_shape", "attention of 1 query to 8192 keys",
     ),
+    "eager attention with a mask": (
+        lambda: _eager_attention(Planted(links="external"), "aten::bmm", mask=True), "eager_attention",
+        "aten::_softmax [256",
+    ),
     "eager attention": (
         lambda: _eager_attention(Planted(links="external"), "aten::bmm"), "eager_attention", "aten::_softmax [256",
+    ),
+    "concatenation": (
+        lambda: _copied(Planted(A100), "aten::cat", _LIST, [], kernel=CAT, types=["TensorList", "Scalar"]),
+        "concatenations", "67% of the run goes to concatenations, which copy each input: aten::cat [8192,2048]",
+    ),
+    "contiguous": (
+        lambda: _copied(Planted(links="external"), "aten::copy_", _HEADS, _HEADS, kernel=COPY,
+                        inside=("aten::contiguous", "aten::clone")),
+        "tensor_copies", "67% of the run goes to copies of tensors on the GPU: aten::contiguous [8,16,2048,128]bf16",
+    ),
+    "cast": (
+        lambda: _copied(Planted(A100), "aten::copy_", _HEADS, _HEADS, kernel=COPY, types=["c10::BFloat16", "float"],
+                        inside=("aten::to", "aten::_to_copy")),
+        "casts", "67% of the run goes to casts between dtypes: aten::to [8,16,2048,128]",
+    ),
+    "strided reduction": (
+        lambda: Planted().op("aten::sum", [65536, 4096], [], [], [], kernels=((REDUCE, 9000),), **_SUM),
+        "reduction_shape", "aten::sum [65536,4096]f32: a reduction over dimension 0, whose elements are 4096 elements",
+    ),
+    "embedding": (
+        lambda: Planted(A100).op("aten::embedding_dense_backward", [8, 1024, 64], [8, 1024], [], [], [],
+                                 kernels=((SCATTER, 900),), times=5, **_TABLE),
+        "embedding_shape", "a dense gradient of 1,000,000 rows, of which 8,192 indices reach at most 1%",
     ),
     "optimizer": (lambda: _steps(Planted(A100), _optimizer), "optimizer", "300 kernels"),
 }  # fmt: skip

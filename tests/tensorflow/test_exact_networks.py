@@ -165,7 +165,7 @@ def test_a_schedule_that_sees_no_step_says_so(tmp_path: Path) -> None:
     def body() -> None:
         annot.emit.client.warn_once.cache_clear()
         steps = annot.schedule(wait=1, active=1)
-        with pytest.warns(RuntimeWarning, match="saw no step"), annot.emit_ranges(model, schedule=steps):
+        with pytest.warns(RuntimeWarning, match="counted no step"), annot.emit_ranges(model, schedule=steps):
             model(some(2, 5))
 
     recorded(tmp_path, body)

@@ -60,6 +60,7 @@ def check(profile: Profile) -> None:
         ("(batch)", "validate", "other"): VALIDATED, ("", "Adam", "optimizer"): TRAINED,
     }  # fmt: skip
     data = calls.pop(("(data)", "", "data"))
+    assert calls.pop(("(unattributed)", "outside ranges", "other"), 0) == 0  # between epochs
     assert calls == forward | backward | loop
     assert data >= TRAINED + VALIDATED, "where Python asks for data, it also asks whether there is more"
     steps = by_step(attribution)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice import cpu, kernels, loop, operators
+from annot.analyze.advice import cpu, kernels, launches, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.in_keras import in_keras
 from annot.attribution import Attribution
-from annot.util.entry_points import loaded
+from annot.util.entry_points import Extension, loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
-RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
+RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *launches.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
-    "layers": pl.List(pl.String),
+    "layers": pl.List(pl.String), "where": pl.List(pl.String),
 }  # fmt: skip
 
 
@@ -38,14 +39,33 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         []
     """
     facts = facts or Facts(attribution)
-    rules = (*RULES, *loaded("annot.advice", ("__call__",)))
+    rules = (*RULES, *map(_isolated, loaded("annot.advice", ("__call__",))))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
     if found and facts.in_keras:
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)
 
 
+def _isolated(extension: Extension) -> Rule:
+    """Return the rule of another package, which gives no advice after an error."""
+
+    def rule(facts: Facts) -> Advice | None:
+        advice = extension.call(extension.target, facts, default=None)
+        if advice is None or isinstance(advice, Advice):
+            return advice
+        extension.leave_out(f"returned a {type(advice).__name__}, not an Advice")
+        return None
+
+    return rule
+
+
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:
-    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `advise`, `Advice`."""
-    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution, facts)]
+    """Return a row per suggestion; see `advise`.
+
+    Returns:
+        rule, advice, evidence, code, saves (0 to 1), layers   see `Advice`
+        where   the names of the layers in reports, see `Facts.where`
+    """
+    facts = facts or Facts(attribution)
+    rows = [[*astuple(advice), facts.where(advice.layers)] for advice in advise(attribution, facts)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

@@ -19,8 +19,8 @@ __all__ = ["RULES"]
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
-"""Optimizers with a fused step on CPUs, and the least part of their time that it took in measurements: 0.1 to 0.2 of
-Adam and AdamW, 0.3 (small parameters) to 0.9 of SGD (PyTorch 2.13, 2 cores)."""
+"""Optimizers with a fused step on CPUs, and the smallest measured ratio of its time to theirs: 0.1 to 0.2 for Adam and
+AdamW, 0.3 (small parameters) to 0.9 for SGD (PyTorch 2.13, 2 cores)."""
 _LAYERS: Final = ("forward", "backward", "recompute")
 
 

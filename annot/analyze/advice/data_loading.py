@@ -17,7 +17,7 @@ __all__ = ["data_loading"]
 _LEAST: Final = 0.1
 """Share of the step from which waiting for data is worth a change."""
 _AFRESH: Final = 3
-"""Generations of worker processes from which they seem to start in each epoch; a second loader is one more."""
+"""Generations of worker processes that show a restart in each epoch. Two can be those of two loaders."""
 _ON_GPU: Final = 8
 """Worker processes to try beside a GPU, where the number of cores is unknown."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import polars as pl
 
 from annot.analyze.advice.operator_facts import Operator, operators_of
 from annot.analyze.cpu_parts import layers_of_parts
-from annot.analyze.gpu_activities import device_idle
+from annot.analyze.gpu_activities import idle_of_nodes, sums_by_layer
 from annot.analyze.idle import idle_calls
 from annot.analyze.kernel_kinds import MATRIX, with_classes
 from annot.analyze.part_names import IDLE
@@ -26,8 +26,9 @@ from annot.analyze.step_time import step_time, step_work
 from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
-from annot.labels.serving import serving_step
-from annot.labels.tag import Tag, parse
+from annot.labels.layer_path import with_parent
+from annot.labels.serving import serving_engine
+from annot.labels.tag import COMPILED, Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Rule"]
 
@@ -38,8 +39,13 @@ _MOST_LAUNCHES: Final = 4
 _ITERATOR: Final = r"_(MultiProcessing|SingleProcess)DataLoaderIter\b"
 """Name of the iterator of a DataLoader in the ranges of torch.profiler, which differs with worker processes."""
 _SUFFIXES: Final = (".json", ".json.gz", ".sqlite", ".nsys-rep")
-_COMPILED: Final = r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
-"""Ranges around the graphs of torch.compile."""
+_COMPILED: Final = rf"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|\b{COMPILED}#"
+"""Ranges around the graphs of torch.compile, of PyTorch and of annot."""
+_OF_INDUCTOR: Final = r"^triton_(?:poi|red|per|tem|for|mm)_"
+"""Kernels that Inductor generates: pointwise, reductions, persistent reductions, templates and foreach."""
+_LEAST_IDLE: Final = 0.1
+"""Fraction of the idle time from which a layer is named as a place of it."""
+_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
 """Names of kernels that a backward pass runs."""
 
@@ -150,6 +156,19 @@ class Facts:
         return by_layer(self.attribution)
 
     @cached_property
+    def model_class(self) -> str:
+        """Class of the model; empty: unknown, or several models."""
+        models = self.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
+        classes = models["module"].unique().to_list()
+        return str(classes[0]) if len(classes) == 1 else ""
+
+    def where(self, layers: Sequence[str]) -> list[str]:
+        """Return the names of layers in reports: the class of the model is before a number, or its own after it."""
+        modules = dict(self.layers.select("layer", "module").iter_rows())
+        names = [with_parent(layer, self.model_class) for layer in layers]
+        return [f"{name} {modules.get(name, '')}".strip() if name.isdecimal() else name for name in names]
+
+    @cached_property
     def steps(self) -> pl.DataFrame:
         """The rows of `all_steps` that `annot.attribution.steps.steady_steps` returns."""
         return steady_steps(self.all_steps)
@@ -223,11 +242,22 @@ class Facts:
             return True
         return False if "forward" in phases else None
 
-    @cached_property
+    @property
     def compilable(self) -> bool:
         """Whether the user can compile the model: it is not compiled yet, and no serving engine runs it."""
-        texts = self.attribution.whole.labels["text"]
-        return not texts.str.contains(_COMPILED).any() and not any(serving_step(text) for text in texts.unique())
+        return not (self.is_compiled or self.engine)
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile compiled the model: ranges of its graphs, or kernels that Inductor generates."""
+        ranges = self.attribution.whole.labels["text"].str.contains(_COMPILED).any()
+        return bool(ranges) or self.work["name"].str.contains(_OF_INDUCTOR).any()
+
+    @cached_property
+    def engine(self) -> str:
+        """Name of the serving engine that runs the model, by the ranges of its steps; empty: none."""
+        texts = self.attribution.whole.labels["text"].unique()
+        return next((engine for text in texts if (engine := serving_engine(text))), "")
 
     @cached_property
     def loader(self) -> Loader:
@@ -261,12 +291,6 @@ class Facts:
         """Step time in ns, summed over devices."""
         devices = self.step_time.unique(["process", "device"])
         return int(devices["wall_ns"].sum())
-
-    @property
-    def mean_step_ns(self) -> float | None:
-        """Mean time of the steps in `step_time` in ns; None with fewer than two steps."""
-        count = self.attribution.steps.steady().height
-        return int(self.step_time.unique("process")["wall_ns"].sum()) / count if count > 1 else None
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -311,11 +335,13 @@ class Facts:
 
     @cached_property
     def idle_layers(self) -> list[str]:
-        """The layers with the most idle time before their GPU activities."""
-        idle = device_idle(self.attribution)
-        if idle is None:
+        """The layers with the most idle time before their GPU activities, at least 10 % of the idle time of all."""
+        nodes = idle_of_nodes(self.attribution)
+        if nodes is None:
             return []
+        idle = sums_by_layer(self.attribution, nodes)
         named = idle.filter((pl.col("layer") != "") & ~pl.col("layer").str.starts_with("("))
+        named = named.filter(pl.col("gpu_idle_ns") >= _LEAST_IDLE * int(nodes["gpu_idle_ns"].sum()))
         order = named.sort("gpu_idle_ns", "layer", descending=[True, False])["layer"]
         return order.unique(maintain_order=True).head(5).to_list()
 

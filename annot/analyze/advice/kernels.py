@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.operators import kernels_of_attention
 from annot.analyze.device_peaks import NVIDIA
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_kinds import with_classes
@@ -183,11 +184,13 @@ def fusion(facts: Facts) -> Advice | None:
     Evidence: elementwise, normalisation, softmax and reduction kernels, not from Triton and not of an optimizer, that
     run directly before or after another memory-bound kernel of their stream, with at least 10 % of the step, in a run
     that the user can compile (`Facts.compilable`). Fusing needs two: calls of one operator, or of one kernel that is
-    not elementwise, are independent.
+    not elementwise, are independent. The softmax of attention in eager operations does not count: `eager_attention`
+    advises on it.
     """
     if not facts.compilable:
         return None
     predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
+    predicate &= ~pl.col("name").is_in(kernels_of_attention(facts))
     rows = facts.work.filter(predicate)
     if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _of_one_operator(facts, rows):
         return None
@@ -225,7 +228,8 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
         around.append((pl.col("bound") & chains.fill_null(False)).shift(-1, fill_value=False))
         beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
         counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
-        parts.append(rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts))
+        sums = rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts)
+        parts.append(sums.with_columns(pl.col("name").cast(pl.String)))
     sums = pl.concat(parts).group_by("name").agg(pl.all().sum())
     return sums.select("name", fusible=pl.col("beside") / pl.col("all"))
 
@@ -262,7 +266,8 @@ def optimizer(facts: Facts) -> Advice | None:
     share = facts.share(pl.col("phase") == "optimizer")
     if not calls or kernels / calls < 200 or share < 0.03:
         return None
-    name = re.sub(r"\W", "", rows["module"][0]) or "SGD"
+    # torch.profiler names the method too: "AdamW.step".
+    name = re.sub(r"\W", "", re.sub(r"\.(?:step|zero_grad)$", "", rows["module"][0])) or "SGD"
     return Advice(
         "optimizer",
         "Use a fused optimizer, which updates all parameters in a few kernels.",

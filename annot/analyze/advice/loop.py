@@ -1,4 +1,4 @@
-"""Advice rules about the training loop: copies, launches, the CPU and ranks."""
+"""Advice rules about the training loop: copies, memory, waits for the GPU and ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annot.analyze.advice import cpu
 from annot.analyze.advice.communication import collectives
 from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.bottlenecks import step_batches
+from annot.analyze.advice.launches import cuda_graphs, host_bound
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import WORK
 from annot.analyze.uneven_steps import excess_of_long_steps
@@ -21,10 +21,6 @@ from annot.attribution.step_table import step_statistics
 
 __all__ = ["RULES"]
 
-_SHORT_NS = 10_000
-"""Kernels with a shorter mean duration take about as long to launch as to run."""
-_LEAST_KERNELS: Final = 10
-"""Kernels from which gaps between them show that the run waits for launches."""
 _COPY_TO_DEVICE: Final = pl.col("name") == "(copy HtoD)"
 _WAITS: Final = {
     r"(?:Device|Ctx)Synchronize": ("remove torch.cuda.synchronize()", "total_loss += loss.detach()      # on the GPU"),
@@ -145,98 +141,6 @@ def _exposed_copies(facts: Facts, memory: pl.Expr) -> float:
     return min(facts.share(_COPY_TO_DEVICE & memory), facts.shares["copies"])
 
 
-def cuda_graphs(facts: Facts) -> Advice | None:
-    """Steps that wait for launches and launch the same kernels, as a CUDA graph requires.
-
-    Evidence: steps without CUDA graphs, of which no two have different numbers of kernels; at least 10 kernels of at
-    most 50 µs on average in each; and at least 10 % of the step time in which the device is idle while the CPU prepares
-    the next launch.
-    """
-    share = facts.idle["launch"]
-    if share < 0.1 or not _fits_a_graph(facts):
-        return None
-    kernels = facts.steps["kernels"]
-    same = "each step runs the same" if kernels.len() > 1 else "the step runs"
-    count = facts.calls(pl.col("kernel"))
-    return Advice(
-        "cuda_graphs",
-        "Launch each step as a CUDA graph: the GPU waits for launches.",
-        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
-        f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
-        'model = torch.compile(model, mode="reduce-overhead")',
-        share, facts.idle_layers,
-    )  # fmt: skip
-
-
-def _fits_a_graph(facts: Facts) -> bool:
-    """Whether the steps launch the same short kernels, without CUDA graphs."""
-    kernels = facts.steps["kernels"]
-    alike = kernels.len() > 0 and kernels.min() == kernels.max()
-    enough = facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
-    return facts.on_device and alike and enough and facts.mean_kernel_ns <= 5 * _SHORT_NS and not facts.graphs
-
-
-def host_bound(facts: Facts) -> Advice | None:
-    """A CPU-bound run: the GPU is idle while the CPU runs Python or framework code.
-
-    Evidence: host times, and at least 10 % of the step time in which the device is idle while no thread waits for data,
-    for the device or for its memory; short gaps count unless `cuda_graphs` advises on them, if they come again: with at
-    least 10 kernels or two steps.
-    """
-    host, launch = facts.idle["host"], facts.idle["launch"]
-    again = facts.steps.height > 1 or facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
-    share = host if not again or _fits_a_graph(facts) else host + launch
-    if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
-        return None
-    count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
-    waits = [
-        (host, GPU_PARTS["host"].name),
-        (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}"),
-    ]
-    (longest, first), (shorter, second) = sorted(waits, reverse=True)
-    more = f", and {shorter:.0%} {second}" if shorter >= 0.01 else ""
-    bound = "CPU-bound" if longest == host else "launch-bound"
-    return Advice(
-        "host_bound",
-        f"Reduce the CPU time between launches: the run is {bound}.",
-        f"{longest:.0%} of {facts.time} is spent {first}{more}",
-        f"{_idle_command(facts)}model = torch.compile(model)",
-        share, facts.idle_layers,
-    )  # fmt: skip
-
-
-def _idle_command(facts: Facts) -> str:
-    """A line with the command that shows the layers that wait for launches; empty without ranges."""
-    if not facts.idle_layers:
-        return ""
-    layers = facts.layers.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]), pl.col("module") != "")
-    columns = "roofline" if layers.height else "all"  # the roofline is about layers of models
-    return f"annot report {facts.source} --columns {columns}      # which layers wait for launches\n"
-
-
-def batch_size(facts: Facts) -> Advice | None:
-    """Small batches, whose kernels take longer to launch than to run.
-
-    Evidence: batch sizes in the labels of layers, at least 10 % of the step time in which the device is idle while the
-    CPU prepares the next launch, and kernels of less than 10 µs on average.
-    """
-    sizes = [size for _, size in step_batches(facts.attribution)]
-    share = facts.idle["launch"]
-    if not facts.on_device or not sizes or share < 0.1 or not 0 < facts.mean_kernel_ns < _SHORT_NS:
-        return None
-    size = max(set(sizes), key=sizes.count)
-    return Advice(
-        "batch_size",
-        "Double the batch size while it fits into memory"
-        f"{', and scale the learning rate with it' if facts.has_backward else ''}.",
-        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
-        f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
-        f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
-        share,
-    )
-
-
 def stragglers(facts: Facts) -> Advice | None:
     """A device that is busy for much longer than the others of the run.
 
@@ -263,6 +167,8 @@ def stragglers(facts: Facts) -> Advice | None:
     )
 
 
+_WHOLE_GRAPH: Final = r"^CUDA graph \d+$"
+"""Names of CUDA graphs that Nsight Systems or nvprof traced as a whole; see `annot.profile`."""
 _EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
     "data": (data_loading,),
     "synchronisation": (synchronous_copies,),
@@ -312,7 +218,8 @@ def coverage(facts: Facts) -> Advice | None:
 
     Evidence: at least 30 % of the GPU time was launched by recorded calls outside any range. GPU activities without a
     recorded launch do not count, because no range could own them. If the steps have most of the GPU time, only their
-    GPU time counts, as in the table of layers.
+    GPU time counts, as in the table of layers. If most of it are CUDA graphs that were traced as a whole, ranges do not
+    help: another recording does.
     """
     nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
     outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
@@ -324,6 +231,15 @@ def coverage(facts: Facts) -> Advice | None:
     share = ns / max(int(rows["ns"].sum()), 1)
     if share < 0.3:
         return None
+    whole_graphs = facts.work.filter(outside, pl.col("name").str.contains(_WHOLE_GRAPH))
+    if 2 * int(whole_graphs["wall_ns"].sum()) > int(facts.work.filter(outside)["wall_ns"].sum()):
+        return Advice(
+            "coverage",
+            "Record the kernels of CUDA graphs, so that GPU time is attributed to them and to layers.",
+            f"{share:.0%} of {time} was launched outside any range, mostly as CUDA graphs that were traced as a whole",
+            "nsys profile --cuda-graph-trace=node -o run python train.py",
+            0.0,
+        )
     return Advice(
         "coverage",
         "Wrap training in ranges, so that GPU time is attributed to layers.",
@@ -334,6 +250,6 @@ def coverage(facts: Facts) -> Advice | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, cuda_graphs, host_bound, batch_size,
-    stragglers, collectives, uneven_steps, coverage,
+    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives, uneven_steps,
+    coverage,
 )  # fmt: skip

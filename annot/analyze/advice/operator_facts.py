@@ -23,6 +23,7 @@ __all__ = ["Operator", "operators_of"]
 _MOST_TENSORS: Final = 4
 _TILE: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
 _SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
+_HOST_COPIES: Final = ("(copy HtoD)", "(copy DtoH)")
 _LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
 _LOWEST_TENSOR_RIDGE: Final = 125.0
 """FLOPs per byte at which the devices with the relatively fastest memory become compute-bound: 16 bits on Tensor Cores,
@@ -48,6 +49,7 @@ class Operator:
         units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
         multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
             rest converts or copies.
+        from_host: fraction of its GPU time (0 to 1) in copies from or to the host.
     """
 
     group: int
@@ -63,6 +65,7 @@ class Operator:
     device: str
     units: str
     multiplies: float = 1.0
+    from_host: float = 0.0
 
     @property
     def in_pieces(self) -> bool:
@@ -93,7 +96,7 @@ class Operator:
     def _titled(self, most: int) -> str:
         shapes = [*map(str, self.tag.tensors)] if self.tag else []
         shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = ["…"] if len(shapes) > most else []
+        more = ["…"] if len(shapes) > most or (self.tag and self.tag.omitted) else []
         return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
 
     @property
@@ -134,7 +137,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
             row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
-            row["matrix_ns"] / row["wall_ns"],
+            row["matrix_ns"] / row["wall_ns"], row["host_ns"] / row["wall_ns"],
         ))  # fmt: skip
     return operators
 
@@ -150,6 +153,7 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
         pl.col("wall_ns").sum(),
         kernels=pl.col("name").filter("kernel"),
         matrix_ns=pl.col("wall_ns").filter("kernel", pl.col("kind").is_in([*MATRIX, "other"])).sum(),
+        host_ns=pl.col("wall_ns").filter(pl.col("name").is_in(_HOST_COPIES)).sum(),
     )
     times = table.kernels.group_by("group").agg(time_ns=pl.col("gpu_ns").sum())
     rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED]))

@@ -1,21 +1,22 @@
-"""Advice rules about operators with recorded inputs: shapes, attention in pieces, older kernels, gathered weights."""
+"""Advice rules about operators with recorded inputs: shapes, attention in pieces, older kernels, copies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.advice.causes import Cause, cause_of
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.operator_causes import Cause, cause_of
 from annot.analyze.advice.operator_facts import Operator
 from annot.analyze.operator_table import operator_table
+from annot.analyze.work.operators import REDUCTIONS
 from annot.labels.tag import Tag
 
-__all__ = ["RULES", "longest_operator"]
+__all__ = ["RULES", "kernels_of_attention", "longest_operator"]
 
 _LEAST: Final = 0.1
 """Share of the step from which an operator is worth advice."""
@@ -41,7 +42,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     """The longest operator of a family whose shape or arguments are slow on a GPU.
 
     Evidence: the recorded inputs of an operator, its share of the step (at least 10 %), and the cause that follows from
-    them; see `annot.analyze.advice.operator_causes`.
+    them; see `annot.analyze.advice.causes`.
     """
     found = [
         (operator, cause)
@@ -72,14 +73,17 @@ _WORDS: Final = {
     "convolution": r"::\w*conv",
     "attention": r"::\w*attention",
     "experts": r"(?i)moe|experts",
+    "reduction": rf"::(?:{'|'.join(REDUCTIONS)})$",
+    "embedding": r"::embedding_dense_backward$",
 }
 """Names of the operators of each family."""
 
 
-def _named(family: str) -> Rule:
-    rule = partial(_shape, family=family)
-    rule.__name__ = f"{family}_shape"  # type: ignore[attr-defined]
-    rule.__doc__ = _shape.__doc__
+def _named(function: Callable[..., Advice | None], name: str, **arguments: str) -> Rule:
+    """A rule that calls a function with arguments, under its own name."""
+    rule = partial(function, **arguments)
+    rule.__name__ = name  # type: ignore[attr-defined]
+    rule.__doc__ = function.__doc__
     return rule
 
 
@@ -98,10 +102,9 @@ def eager_attention(facts: Facts) -> Advice | None:
     Evidence: operators of one thread in this order with elementwise operators between them, and their share of the
     step (at least 10 %).
     """
-    groups = _attention_in_pieces(facts)
-    operators = [operator for operator in facts.operators if operator.group in groups]
+    operators = _attention(facts)
     share = sum(operator.share for operator in operators)
-    if share < _LEAST:
+    if not operators:
         return None
     softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
     return Advice(
@@ -113,6 +116,23 @@ def eager_attention(facts: Facts) -> Advice | None:
         '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
         share, _layers(facts, operators),
     )  # fmt: skip
+
+
+def kernels_of_attention(facts: Facts) -> list[str]:
+    """Return the names of kernels that only attention in eager operations runs; none without advice on it."""
+    groups = {operator.group for operator in _attention(facts)}
+    others = {name for operator in facts.operators if operator.group not in groups for name in operator.kernels}
+    return [
+        name for operator in facts.operators if operator.group in groups
+        for name in operator.kernels if name not in others
+    ]  # fmt: skip
+
+
+def _attention(facts: Facts) -> list[Operator]:
+    """The operators of attention in eager operations; none if they take less than `_LEAST` of the step."""
+    groups = _attention_in_pieces(facts)
+    operators = [operator for operator in facts.operators if operator.group in groups]
+    return operators if sum(operator.share for operator in operators) >= _LEAST else []
 
 
 def _attention_in_pieces(facts: Facts) -> set[int]:
@@ -194,6 +214,60 @@ def gathered_weights(facts: Facts) -> Advice | None:
     )  # fmt: skip
 
 
+def _copies(facts: Facts, *, kind: str) -> Advice | None:
+    """Operators that copy tensors on the device, of one kind: concatenations, casts or other copies.
+
+    Evidence: the names of operators, for copies also the dtypes of both tensors, and at least 10 % of the step without
+    copies from and to the host, in a program that the user can change (no serving engine).
+    """
+    operators = [operator for operator in facts.operators if _kind_of_copy(operator) == kind]
+    shares = [operator.share * (1 - operator.from_host) for operator in operators]
+    if facts.engine or sum(shares) < _LEAST:
+        return None
+    what, advice, code = _COPIES[kind]
+    longest = operators[shares.index(max(shares))]
+    others = f", of which {max(shares):.0%} to {longest.title}" if len(operators) > 1 else f": {longest.title}"
+    return Advice(
+        kind, advice, f"{sum(shares):.0%} of {facts.time} goes to {what}{others}", code, sum(shares),
+        _layers(facts, operators),
+    )  # fmt: skip
+
+
+def _kind_of_copy(operator: Operator) -> str:
+    """What an operator copies for; empty: it computes."""
+    kind = next((kind for kind, names in _COPYING.items() if operator.name.removeprefix("aten::") in names), "")
+    dtypes = {tensor.dtype for tensor in operator.tag.tensors} if operator.tag else set()
+    return "casts" if operator.name == "aten::copy_" and len(dtypes) > 1 else kind
+
+
+_COPYING: Final = {
+    "concatenations": ("cat", "stack"),
+    "casts": ("to", "_to_copy", "type_as"),
+    "tensor_copies": ("copy_", "clone", "contiguous", "repeat"),
+}
+_COPIES: Final = {
+    "concatenations": (
+        "concatenations, which copy each input",
+        "Write results into slices of a preallocated tensor instead of concatenating them.",
+        "out = torch.empty(rows, left.shape[1] + right.shape[1], device=device)      # once\n"
+        "torch.mm(x, left, out=out[:, : left.shape[1]])\ntorch.mm(x, right, out=out[:, left.shape[1] :])",
+    ),
+    "casts": (
+        "casts between dtypes",
+        "Cast each tensor once, and keep it in the dtype in which the next operators compute.",
+        "model = model.to(torch.bfloat16)      # weights that are cast in each step\n"
+        "model = torch.compile(model)      # or fuse the casts that remain",
+    ),
+    "tensor_copies": (
+        "copies of tensors on the GPU",
+        "Keep tensors in the layout that the next operators read, or write results where they are needed.",
+        "y = x.transpose(1, 2)      # a view; contiguous(), clone() and reshape() after it copy\n"
+        "torch.mul(a, b, out=buffer[index])      # instead of buffer[index] = a * b",
+    ),
+}
+"""What copies are, and what avoids them."""
+
+
 def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
     """The sizes of the matrices in tensors of at least three dimensions, in any order; `first`: of the first tensor."""
     tensors = tag.tensors[:1] if tag and first else tag.tensors if tag else ()
@@ -204,8 +278,9 @@ def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *map(_named, _WORDS),
+    *(_named(_shape, f"{family}_shape", family=family) for family in _WORDS),
     eager_attention,
     older_attention,
     gathered_weights,
+    *(_named(_copies, kind, kind=kind) for kind in _COPIES),
 )

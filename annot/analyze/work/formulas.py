@@ -10,7 +10,7 @@ from annot.analyze.work import conv_linear, elementwise, keras_layers, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.analyze.work.optimizers import UPDATES
 from annot.labels.tag import Tag
-from annot.util.entry_points import loaded_by_name
+from annot.util.entry_points import Extension, loaded
 
 __all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
@@ -46,6 +46,9 @@ LAYERS: Final[Mapping[str, Formula]] = {
 OPERATIONS: Final[Mapping[str, Formula]] = {**conv_linear.OPERATIONS, **sequences.OPERATIONS, **elementwise.OPERATIONS}
 """Formulas of operations that layers call directly, by function name."""
 
+EXPECTED: Final = (UncountableError, IndexError, ValueError, ArithmeticError)
+"""Exceptions of a formula if shapes and arguments contradict each other."""
+
 
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
     """Return the cost of a layer, an operation or an optimizer step; None if it is unknown.
@@ -60,14 +63,33 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         return None
     try:
         return formula(call)
-    except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
+    except EXPECTED:
         return None
 
 
 @cache
 def _layers() -> Mapping[str, Formula]:
     """Return `LAYERS` and the formulas of other packages: entry points of the group ``annot.formulas``, by class."""
-    return {**LAYERS, **loaded_by_name("annot.formulas", ("__call__",))}
+    return {**LAYERS, **{one.name: _isolated(one) for one in loaded("annot.formulas", ("__call__",))}}
+
+
+def _isolated(extension: Extension) -> Formula:
+    """Return the formula of another package, whose errors mean that the work is unknown."""
+
+    def formula(call: Call) -> Cost:
+        try:
+            result = extension.target(call)
+        except EXPECTED:
+            raise
+        except Exception as error:
+            extension.leave_out(extension.failure(error))
+            raise UncountableError from error
+        if not isinstance(result, Cost):
+            extension.leave_out(f"returned a {type(result).__name__}, not a Cost")
+            raise UncountableError
+        return result
+
+    return formula
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:

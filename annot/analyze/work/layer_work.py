@@ -80,7 +80,7 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
     Args:
         work: rows of `layer_work`.
     """
-    outer = {above for path in work["layer"].unique() for above in layer_path.above(path)}
+    outer = layer_path.containers(work["layer"], work["layer"])
     contains = pl.col("layer").is_in(list(outer)) & (pl.col("phase") != "optimizer")
     missing = work.filter(~pl.col("counted")).with_columns(outer=contains)
     classes = missing.select("module", "outer").unique(maintain_order=True)
@@ -100,7 +100,9 @@ def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
 def _sums(attribution: Attribution) -> dict[Key, Calls]:
     """Return the work by layer, module and phase, from the distinct labels and their numbers of calls."""
     seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
-    inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
+    inside = layer_path.containers(
+        (tag.layer for tag, _ in seen), (tag.layer for tag, _ in seen if tag.phase == "forward")
+    )
     sums: dict[Key, Calls] = {}
     for tag, calls in seen:
         if _is_layer(tag):

@@ -63,7 +63,7 @@ def _uncounted(attribution: Attribution, counted: pl.Series) -> pl.Series:
         return (
             tree["path"].filter(_computing(attribution.forest) & ~counted & (tree["path"] != column_ops.NONE)).unique()
         )
-    own = attribution.range_work()["kernels"].cast(pl.Int64)
+    own = attribution.range_work("kernels").to_series()
     kernels = column_ops.Sums(nodes.height)
     kernels.add(tree["path"].filter(counted), own.filter(counted))
     return (nodes["kernels"] > kernels.result()).arg_true()

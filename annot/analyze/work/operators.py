@@ -6,6 +6,7 @@ computes the gradients of that layer; its ``output_mask`` names them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from annot.analyze.work.formulas import LAYERS, OPERATIONS
 from annot.labels.tag import Tag, TensorSpec, Value
 from annot.read.kineto.operator_calls import EXPERTS, VIEWS
 
-__all__ = ["FREE", "Mixture", "mixture_of", "operator_cost", "operator_work"]
+__all__ = ["FREE", "REDUCTIONS", "Mixture", "mixture_of", "operator_cost", "operator_work", "reduced_dimensions"]
 
 _Count: TypeAlias = Callable[[Call], Work]
 
@@ -208,6 +209,28 @@ def mixture_of(tensors: Sequence[TensorSpec]) -> Mixture | None:
     return Mixture(tokens[0], experts, min(chosen), width, inner, first)
 
 
+_OVER_LIST: Final = ("sum", "mean", "amax", "amin", "logsumexp")
+_OVER_DIMENSION: Final = ("argmax", "argmin")
+"""Reductions over a list of dimensions, and over one. A number after the input of the former is a dtype."""
+REDUCTIONS: Final = (*_OVER_LIST, *_OVER_DIMENSION)
+"""Names of operators that reduce dimensions."""
+
+
+def reduced_dimensions(call: Call) -> tuple[int, ...]:
+    """Return the dimensions that a reduction (`REDUCTIONS`) reduces, in order; without a list all of the input."""
+    rank, dimensions = len(call.shape()), call.arguments.get("dim")
+    if call.name in _OVER_DIMENSION and type(dimensions) is int:
+        dimensions = (dimensions,)
+    listed = dimensions if isinstance(dimensions, tuple) else ()
+    return tuple(sorted({size % rank for size in listed if isinstance(size, int)} if rank else ())) or (*range(rank),)
+
+
+def _reduction(call: Call) -> Cost:
+    """Count one FLOP per element of the input, and one output for each slice over the reduced dimensions."""
+    outputs = call.count() // max(math.prod(call.shape()[size] for size in reduced_dimensions(call)), 1)
+    return Cost(call.count(), call.bytes_of(), outputs * call.item)
+
+
 _REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -222,8 +245,8 @@ def _loss_backward(call: Call) -> Work:
 
 _SAME_NAME: Final = (
     "linear", "mm", "bmm", "matmul", "mv", "dot", "addmm", "baddbmm", "softmax", "log_softmax", "add", "sub", "mul",
-    "div", "maximum", "minimum", "pow", "rsub", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean",
-    "sum", "cumsum", "relu", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "mish", "hardswish", "softplus",
+    "div", "maximum", "minimum", "pow", "rsub", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos",
+    "cumsum", "relu", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "mish", "hardswish", "softplus",
 )  # fmt: skip
 """Operators whose formula in `OPERATIONS` has their name."""
 _IN_PLACE: Final = ("add", "sub", "mul", "div", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "hardswish")
@@ -244,6 +267,7 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
         )
     },
     "_scaled_mm": _forward(OPERATIONS["mm"]),
+    **dict.fromkeys(REDUCTIONS, _forward(_reduction)),
     "convolution_backward": _convolution_backward,
     **{
         name: _forward(_attention)

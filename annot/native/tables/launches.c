@@ -1,161 +1,113 @@
 /* LaunchTable: value and step of the launch with each correlation id.
  *
- * Profilers number the launches of a process nearly consecutively. The table therefore stores them in pages, at eight
- * bytes per id. If the ids of a file are scattered, the remaining launches go into a hash table. */
+ * Profilers number the API calls of a process consecutively, and files have some of them. The table therefore stores
+ * the launches in pages of PAGE_IDS ids: a hash table of pages, each with the bits of its ids and their launches. */
 #include "column_ops.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE_BITS 8
+#define PAGE_BITS 6
 #define PAGE_IDS (1 << PAGE_BITS)
-#define FEW_PAGES 4096 /* pages that may be nearly empty */
-#define MOST_WASTE 8   /* beyond FEW_PAGES, at least one entry in eight must be in use */
 #define ABSENT INT32_MIN
 
 typedef struct {
     int32_t value, step;
 } Launch;
 
-/* Slot of an open-addressing hash table. */
+/* Slot of the open-addressing hash table. `launches` has room for the number of ids rounded up to a power of two. */
 typedef struct {
-    int64_t id; /* in the table of pages: the id without its low PAGE_BITS */
-    int32_t process, taken;
-    union {
-        Launch launch;
-        Launch *page;
-    };
-} Slot;
-
-typedef struct {
-    Slot *slots;
-    size_t capacity, used;
-} Table;
+    int64_t number; /* the ids without their low PAGE_BITS */
+    uint64_t ids;   /* a bit for each id of the page that has a launch; 0: the slot is free */
+    Launch *launches;
+    int32_t process;
+} Page;
 
 typedef struct {
     PyObject_HEAD
-    Table pages, scattered;
-    int64_t paged;    /* launches stored in pages */
-    int is_scattered; /* new launches go into the hash table unless their page exists */
+    Page *pages;
+    size_t capacity, used;
     uint64_t seed;
 } LaunchTable;
 
-/* ---------------------------------------------------------------- the two tables */
+/* ---------------------------------------------------------------- the pages */
 
-static Slot *find(const Table *table, uint64_t seed, int32_t process, int64_t id) {
-    size_t mask = table->capacity - 1;
-    size_t at = (size_t)mix((uint64_t)id ^ seed ^ mix((uint32_t)process)) & mask;
-    while (table->slots[at].taken && (table->slots[at].id != id || table->slots[at].process != process))
+/* Returns the page of an id, or the free slot for it. */
+static Page *find(const LaunchTable *self, int32_t process, int64_t id) {
+    int64_t number = id >> PAGE_BITS;
+    size_t mask = self->capacity - 1;
+    size_t at = (size_t)mix((uint64_t)number ^ self->seed ^ mix((uint32_t)process)) & mask;
+    while (self->pages[at].ids && (self->pages[at].number != number || self->pages[at].process != process))
         at = (at + 1) & mask;
-    return &table->slots[at];
+    return &self->pages[at];
 }
 
-static int grow(Table *table, uint64_t seed) {
-    Table grown = {.capacity = table->capacity ? 2 * table->capacity : 256, .used = table->used};
-    if (!(grown.slots = calloc(grown.capacity, sizeof *grown.slots)))
+static int grow(LaunchTable *self) {
+    LaunchTable grown = *self;
+    grown.capacity = self->capacity ? 2 * self->capacity : 256;
+    if (!(grown.pages = calloc(grown.capacity, sizeof *grown.pages)))
         return -1;
-    for (size_t i = 0; i < table->capacity; i++)
-        if (table->slots[i].taken)
-            *find(&grown, seed, table->slots[i].process, table->slots[i].id) = table->slots[i];
-    free(table->slots);
-    *table = grown;
+    for (size_t i = 0; i < self->capacity; i++)
+        if (self->pages[i].ids)
+            *find(&grown, self->pages[i].process, self->pages[i].number * PAGE_IDS) = self->pages[i];
+    free(self->pages);
+    self->pages = grown.pages;
+    self->capacity = grown.capacity;
     return 0;
-}
-
-/* Returns the slot of an id, which it adds if missing; NULL when out of memory. */
-static Slot *find_or_add(Table *table, uint64_t seed, int32_t process, int64_t id, int *added) {
-    if (2 * table->used >= table->capacity && grow(table, seed) < 0)
-        return NULL;
-    Slot *slot = find(table, seed, process, id);
-    *added = !slot->taken;
-    if (*added) {
-        *slot = (Slot){.id = id, .process = process, .taken = 1};
-        table->used++;
-    }
-    return slot;
-}
-
-static Launch *new_page(void) {
-    Launch *page = malloc(PAGE_IDS * sizeof *page);
-    for (int i = 0; page && i < PAGE_IDS; i++)
-        page[i].value = ABSENT;
-    return page;
 }
 
 /* ---------------------------------------------------------------- one launch */
 
-static Launch *page_of(const LaunchTable *self, int32_t process, int64_t id) {
-    Slot *slot = self->pages.used ? find(&self->pages, self->seed, process, id >> PAGE_BITS) : NULL;
-    return slot && slot->taken ? slot->page : NULL;
+static uint64_t flag_of(int64_t id) {
+    return (uint64_t)1 << (id & (PAGE_IDS - 1));
 }
 
-static Launch *add_page(LaunchTable *self, int32_t process, int64_t id) {
-    int added;
-    Launch *page = new_page();
-    Slot *slot = page ? find_or_add(&self->pages, self->seed, process, id >> PAGE_BITS, &added) : NULL;
-    if (!slot) {
-        free(page);
-        return NULL;
-    }
-    int64_t pages = (int64_t)self->pages.used;
-    self->is_scattered = pages > FEW_PAGES && self->paged < (pages - FEW_PAGES) * PAGE_IDS / MOST_WASTE;
-    return slot->page = page;
+/* Position of an id among those of its page. */
+static int place_of(const Page *page, int64_t id) {
+    return __builtin_popcountll(page->ids & (flag_of(id) - 1));
 }
 
 /* Returns 1 if the launch is new, 0 if the id is known already, -1 when out of memory. */
-static int put_one(LaunchTable *self, int32_t process, int64_t id, Launch launch, Launch **page) {
-    if (*page || (*page = page_of(self, process, id)) ||
-        (!self->is_scattered && (*page = add_page(self, process, id)))) {
-        Launch *entry = &(*page)[id & (PAGE_IDS - 1)];
-        if (entry->value != ABSENT)
-            return 0;
-        *entry = launch;
-        self->paged++;
-        return 1;
-    }
-    int added;
-    Slot *slot = self->is_scattered ? find_or_add(&self->scattered, self->seed, process, id, &added) : NULL;
-    if (!slot)
+static int put_one(LaunchTable *self, int32_t process, int64_t id, Launch launch) {
+    if (4 * self->used >= 3 * self->capacity && grow(self) < 0)
         return -1;
-    if (added)
-        slot->launch = launch;
-    return added;
+    Page *page = find(self, process, id);
+    if (page->ids & flag_of(id))
+        return 0;
+    int count = __builtin_popcountll(page->ids), place = place_of(page, id);
+    if (!(count & (count - 1))) { /* the room is used up */
+        Launch *more = realloc(page->launches, (count ? 2 * (size_t)count : 1) * sizeof *more);
+        if (!more)
+            return -1;
+        page->launches = more;
+    }
+    memmove(&page->launches[place + 1], &page->launches[place], (size_t)(count - place) * sizeof launch);
+    page->launches[place] = launch;
+    self->used += !count;
+    page->number = id >> PAGE_BITS;
+    page->process = process;
+    page->ids |= flag_of(id);
+    return 1;
 }
 
-static Launch get_one(const LaunchTable *self, int32_t process, int64_t id, const Launch *page) {
-    if (page)
-        return page[id & (PAGE_IDS - 1)];
-    Slot *slot = self->scattered.used ? find(&self->scattered, self->seed, process, id) : NULL;
-    return slot && slot->taken ? slot->launch : (Launch){ABSENT, ABSENT};
+static Launch get_one(const LaunchTable *self, int32_t process, int64_t id) {
+    const Page *page = self->used ? find(self, process, id) : NULL;
+    return page && page->ids & flag_of(id) ? page->launches[place_of(page, id)] : (Launch){ABSENT, ABSENT};
 }
 
 /* ---------------------------------------------------------------- the Python type */
 
-/* Page of the previous row. Most rows are on the same page as the row before them. */
-typedef struct {
-    int32_t process;
-    int64_t id;
-    Launch *page;
-} Recent;
-
-static Launch *recent_page(const Recent *recent, int32_t process, int64_t id) {
-    return recent->process == process && recent->id >> PAGE_BITS == id >> PAGE_BITS ? recent->page : NULL;
-}
-
 static int64_t put_rows(LaunchTable *self, const Input *inputs) {
     const int32_t *process = ints(&inputs[0]), *value = ints(&inputs[2]), *step = ints(&inputs[3]);
     const int64_t *id = longs(&inputs[1]);
-    Recent recent = {0};
     int64_t known = 0;
     for (int64_t row = 0; row < inputs[0].length; row++) {
         if (is_null(&inputs[1], row))
             continue;
-        Launch *page = recent_page(&recent, process[row], id[row]);
-        int added = put_one(self, process[row], id[row], (Launch){value[row], step[row]}, &page);
+        int added = put_one(self, process[row], id[row], (Launch){value[row], step[row]});
         if (added < 0)
             return -1;
         known += !added;
-        recent = (Recent){process[row], id[row], page};
     }
     return known;
 }
@@ -191,15 +143,10 @@ typedef struct {
 static void get_rows(const LaunchTable *self, const Input *inputs, Found *found) {
     const int32_t *process = ints(&inputs[0]);
     const int64_t *id = longs(&inputs[1]);
-    Recent recent = {0};
     for (int64_t row = 0; row < inputs[0].length; row++) {
         Launch launch = {ABSENT, ABSENT};
-        if (!is_null(&inputs[1], row)) {
-            Launch *page = recent_page(&recent, process[row], id[row]);
-            page = page ? page : page_of(self, process[row], id[row]);
-            launch = get_one(self, process[row], id[row], page);
-            recent = (Recent){process[row], id[row], page};
-        }
+        if (!is_null(&inputs[1], row))
+            launch = get_one(self, process[row], id[row]);
         int known = launch.value != ABSENT;
         found->value[row] = known ? launch.value : 0;
         found->step[row] = known ? launch.step : 0;
@@ -258,11 +205,9 @@ static PyObject *launches_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 static void launches_dealloc(PyObject *object) {
     LaunchTable *self = (LaunchTable *)object;
     PyTypeObject *type = Py_TYPE(object);
-    for (size_t i = 0; i < self->pages.capacity; i++)
-        if (self->pages.slots[i].taken)
-            free(self->pages.slots[i].page);
-    free(self->pages.slots);
-    free(self->scattered.slots);
+    for (size_t i = 0; i < self->capacity; i++)
+        free(self->pages[i].launches);
+    free(self->pages);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }

@@ -6,25 +6,37 @@ lower case.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from annot.read.kineto.graph_annotations import annotation
-from annot.read.kineto.messages import MESSAGE, message_text
+from annot.read.kineto.event_args import (
+    ACTIVITY_ARGS,
+    CALL_ARGS,
+    LAUNCH_ARGS,
+    MESSAGE_ARGS,
+    MODULE_ARGS,
+    RANGE_ARGS,
+    Details,
+    annotation_of,
+    argument_columns,
+    decoded,
+    integer,
+    integers,
+    text_of,
+)
+from annot.read.kineto.event_times import LONGEST, in_nanoseconds, microseconds
+from annot.read.kineto.messages import MESSAGE
 from annot.read.kineto.module_sources import MODULE, ModuleSources
-from annot.read.kineto.operator_calls import VIEWS, call_text
+from annot.read.kineto.operator_calls import VIEWS
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError"]
+__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns"]
 
 OPERATOR: Final = 0
 MIXED: Final = 1
@@ -48,11 +60,6 @@ _IGNORED: Final = frozenset(
 )
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
 _HALF: Final = 1 << 23
-_EARLIEST, _LATEST, _LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
-"""Limits of start time and duration in microseconds. Two times in a file differ by less than 2^62 ns."""
-_COARSE: Final = float(1 << 43)
-"""Smallest time in microseconds at which a float is not exact to the nanosecond."""
-
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
@@ -76,110 +83,6 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     "flows": {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean},
 }
 """Columns of the tables, with `length` instead of `end`."""
-
-
-_NO_TEXT: Final = msgspec.Raw(b"")
-"""Arguments that `_Details` leaves undecoded. All others are integers."""
-
-
-class InexactTimesError(Exception):
-    """The times of the events are floats that are too large to be exact to the nanosecond."""
-
-
-class _RangeArgs(msgspec.Struct, gc=False):
-    external: int | None = msgspec.field(name="External id", default=None)
-    sequence: int | None = msgspec.field(name="Sequence number", default=None)
-    forward: int | None = msgspec.field(name="Fwd thread id", default=None)
-
-
-class _CallArgs(_RangeArgs, gc=False):
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
-    types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
-    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
-
-    def call(self, operator: str) -> tuple[Any, ...] | None:
-        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
-        return (call_text, operator, *map(bytes, (self.dims, self.types, self.values))) if len(self.dims) else None
-
-
-class _MessageArgs(_RangeArgs, gc=False):
-    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NO_TEXT)
-    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NO_TEXT)
-    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NO_TEXT)
-    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NO_TEXT)
-    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NO_TEXT)
-    dtype: msgspec.Raw = _NO_TEXT
-
-    def call(self, _: str) -> tuple[Any, ...] | None:
-        """The same for the message of a collective."""
-        parts = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
-        return (message_text, *map(bytes, parts)) if len(self.collective) else None
-
-
-class _ModuleArgs(msgspec.Struct, gc=False):
-    python: int | None = msgspec.field(name="Python id", default=None)
-
-
-class _LaunchArgs(msgspec.Struct, gc=False):
-    external: int | None = msgspec.field(name="External id", default=None)
-    correlation: int | None = None
-    kernel: msgspec.Raw = _NO_TEXT
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
-
-
-class _ActivityArgs(msgspec.Struct, gc=False):
-    external: int | None = msgspec.field(name="External id", default=None)
-    device: int | None = None
-    stream: int | None = None
-    correlation: int | None = None
-    bytes: int | None = None
-    external_lower_case: int | None = msgspec.field(name="external id", default=None)
-    node: int | None = msgspec.field(name="graph node id", default=None)
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
-    module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
-    name: msgspec.Raw = _NO_TEXT
-    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
-    annotation: msgspec.Raw = _NO_TEXT
-
-
-_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
-
-
-class _Details:
-    """Decode the arguments of many events at once, or one by one if some have unexpected types."""
-
-    def __init__(self, kind: type[msgspec.Struct]) -> None:
-        self._kind = kind
-        fields = msgspec.structs.fields(kind)
-        self.keys = {field.name: field.encode_name for field in fields if field.type is not msgspec.Raw}
-        self.texts = {field.name for field in fields if field.type is msgspec.Raw}
-        self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
-
-    def of(self, events: Sequence[Event]) -> list[Any]:
-        """Return the arguments of events, or raise MsgspecError if one has an unexpected type."""
-        return self._all.decode(b"[" + b",".join([event.args for event in events]) + b"]")
-
-    def of_one(self, text: msgspec.Raw) -> tuple[Any, bool]:
-        """Return the arguments, None if their type is unexpected, and whether all types were expected."""
-        try:
-            return msgspec.json.decode(text, type=self._kind, strict=False), True
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            given = _decoded(text)
-        if not isinstance(given, dict):
-            return self._kind(), given is None
-        found = {name: _integer(given.get(key)) for name, key in self.keys.items()}
-        valid = all((found[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
-        return self._kind(**found), valid
-
-
-_RANGE_DETAILS: Final = _Details(_RangeArgs)
-_MESSAGES: Final = _Details(_MessageArgs)
-_CALLS: Final = _Details(_CallArgs)
-_MODULE_DETAILS: Final = _Details(_ModuleArgs)
-_LAUNCH_DETAILS: Final = _Details(_LaunchArgs)
-_ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
 
 
 class Columns:
@@ -226,9 +129,9 @@ class Columns:
             self._add_spans(category.lower(), members)
         if flows:
             self._append("flows", {
-                "start": _microseconds([event.ts for event in flows]),
+                "start": microseconds([event.ts for event in flows]),
                 "thread": self._threads_of(flows),
-                "flow": _integers([self._flows[event.id] for event in flows]),
+                "flow": integers([self._flows[event.id] for event in flows]),
                 "begins": [event.ph == "s" for event in flows],
             })  # fmt: skip
 
@@ -262,7 +165,7 @@ class Columns:
         """Return the rows of a table with valid times, and count the others in `incomplete`."""
         # The times of a block are integers, floats or decimals.
         groups = groupby(self._frames.pop(name, [pl.DataFrame(schema=_TABLES[name])]), lambda frame: frame.dtypes)
-        frame = pl.concat([_in_nanoseconds(pl.concat(group)) for _, group in groups])
+        frame = pl.concat([in_nanoseconds(pl.concat(group)) for _, group in groups])
         absent = frame["end" if "end" in frame.columns else "start"].is_null()
         lost = int(absent.sum())
         self.incomplete += lost
@@ -278,12 +181,12 @@ class Columns:
             # annot does not use calls of other Python functions, which are frequent.
             if modules := [index for index, event in enumerate(events) if event.name.startswith(MODULE)]:
                 self.sources.add(events, modules)
-                self._append("modules", self._thread_span([events[index] for index in modules], _MODULE_DETAILS))
+                self._append("modules", self._thread_span([events[index] for index in modules], MODULE_ARGS))
         elif category.endswith(("runtime", "driver")):
             self.runtimes.add(category)
-            self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
+            self._append("launches", self._thread_span(events, LAUNCH_ARGS))
         elif category == "kernel" or category in _COPIES:
-            details = self._details(_ACTIVITY_DETAILS, events)
+            details = self._details(ACTIVITY_ARGS, events)
             details["external"] = details["external"].fill_null(details.pop("external_lower_case"))
             del details["node"]
             self._append("kernels" if category == "kernel" else "copies", {**self._span(events), **details})
@@ -291,7 +194,7 @@ class Columns:
             rows = range(self._counter_rows, self._counter_rows + len(events))
             self._counter_rows += len(events)
             self._frames["counters"].append(_counters(rows, events))
-            device = _integers([_integer(event.pid) for event in events])
+            device = integers([integer(event.pid) for event in events])
             self._append("counter_ranges", {**self._span(events), "device": device, "row": list(rows)})
         elif category not in _IGNORED:
             self.unsupported[events[0].cat] += len(events)
@@ -303,30 +206,30 @@ class Columns:
         others: list[Event] = []
         for event in events:
             (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
-        counted, inputs = calls + messages, self._args(_CALLS, calls) + self._args(_MESSAGES, messages)
+        counted, inputs = calls + messages, self._args(CALL_ARGS, calls) + self._args(MESSAGE_ARGS, messages)
         texts = [one.call(event.name) for event, one in zip(counted, inputs, strict=True)]
-        members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
+        members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
         self._append("ranges", {
-            **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, args),
+            **self._on_thread(members), **argument_columns(RANGE_ARGS, args),
             "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
             "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
         })  # fmt: skip
 
-    def _details(self, details: _Details, events: Sequence[Event]) -> dict[str, pl.Series]:
+    def _details(self, details: Details, events: Sequence[Event]) -> dict[str, pl.Series]:
         """Return each argument as a column."""
         args = self._args(details, events)
-        columns = _argument_columns(details, args)
+        columns = argument_columns(details, args)
         if "kernel" in details.texts:
-            columns["kernel"] = _numbered(self._names, [_text(one.kernel) for one in args])
+            columns["kernel"] = _numbered(self._names, [text_of(one.kernel) for one in args])
         if "grid" in details.texts:
             sizes = [(bytes(one.grid), bytes(one.block)) for one in args]
             columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
         if "module" in details.texts:
-            columns["layer"] = _numbered(self._layers, [_annotation(one) if one.node else None for one in args])
+            columns["layer"] = _numbered(self._layers, [annotation_of(one) if one.node else None for one in args])
             self.annotated += columns["layer"].count()
         return columns
 
-    def _args(self, details: _Details, events: Sequence[Event]) -> list[Any]:
+    def _args(self, details: Details, events: Sequence[Event]) -> list[Any]:
         try:
             return details.of(events)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -334,7 +237,7 @@ class Columns:
             self.invalid_args += sum(not valid for _, valid in each)
             return [args for args, _ in each]
 
-    def _thread_span(self, events: Sequence[Event], details: _Details) -> dict[str, pl.Series]:
+    def _thread_span(self, events: Sequence[Event], details: Details) -> dict[str, pl.Series]:
         return {**self._on_thread(events), **self._details(details, events)}
 
     def _on_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
@@ -343,8 +246,8 @@ class Columns:
     def _span(self, events: Sequence[Event]) -> dict[str, pl.Series]:
         names = self._names
         return {
-            "start": _microseconds([event.ts for event in events]),
-            "length": _microseconds([event.dur for event in events], 0, _LONGEST),
+            "start": microseconds([event.ts for event in events]),
+            "length": microseconds([event.dur for event in events], 0, LONGEST),
             "name": pl.Series([names[event.name] for event in events], dtype=pl.Int32),
         }
 
@@ -371,83 +274,9 @@ def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[
     return spans, flows, others["B"]
 
 
-def _microseconds(
-    values: Sequence[int | float | Decimal | None], least: int = _EARLIEST, most: int = _LATEST
-) -> pl.Series:
-    """Return times in microseconds as floats or integers, and decimals in nanoseconds as Int128.
-
-    Values that are not numbers between `least` and `most` are null.
-    """
-    kinds = set(map(type, values))
-    if Decimal in kinds:
-        return pl.Series([_exact(value, least, most) for value in values], dtype=pl.Int128)
-    # polars converts an integer that is too large to null, or to infinity in a float column.
-    times = pl.Series(values, dtype=pl.Float64 if float in kinds else pl.Int64, strict=False)
-    fits = times.is_between(least, most)  # polars orders NaN above all numbers
-    if not fits.all():
-        times = pl.select(pl.when(fits).then(times)).to_series()
-    farthest = max((abs(end) for end in (times.min(), times.max()) if isinstance(end, (int, float))), default=0)
-    if farthest >= _COARSE and float in kinds:
-        raise InexactTimesError
-    return times
-
-
-def _in_nanoseconds(frame: pl.DataFrame) -> pl.DataFrame:
-    start = _nanoseconds("start", frame.schema["start"])
-    if "length" not in frame.columns:
-        return frame.with_columns(start)
-    end = start + _nanoseconds("length", frame.schema["length"])
-    return frame.with_columns(start, end.alias("end")).drop("length")
-
-
-def _nanoseconds(name: str, dtype: pl.DataType) -> pl.Expr:
-    """Return a column of `_microseconds` in ns. Floats up to 2^43 µs are exact to the nanosecond."""
-    time = pl.col(name)
-    if dtype == pl.Int128:
-        return time.cast(pl.Int64)
-    if dtype == pl.Int64:
-        return time * 1000
-    # Integer and fraction are converted separately: 1000 times a float of this size is not exact.
-    whole = time.cast(pl.Int64)
-    return whole * 1000 + ((time - whole) * 1000).round().cast(pl.Int64)
-
-
-def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
-    if value is None or not math.isfinite(value) or not least <= value <= most:
-        return None
-    if isinstance(value, float) and abs(value) >= _COARSE:
-        raise InexactTimesError
-    return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)
-
-
-def _argument_columns(details: _Details, args: Sequence[Any]) -> dict[str, pl.Series]:
-    return {name: _integers(list(map(attrgetter(name), args))) for name in details.keys}
-
-
 def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
     """Return the number of each value, null for None."""
     return pl.Series([None if value is None else numbers[value] for value in values], dtype=pl.Int32)
-
-
-def _text(value: msgspec.Raw) -> str | None:
-    found = _decoded(value) if bytes(value) else None
-    return found if isinstance(found, str) else None
-
-
-def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
-    return annotation({key: _text(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
-
-
-def _integers(values: Sequence[int | None]) -> pl.Series:
-    """Return 64-bit integers. Greater integers become null."""
-    return pl.Series(values, dtype=pl.Int64, strict=False)
-
-
-def _integer(value: object) -> int | None:
-    try:
-        return msgspec.convert(value, int | None, strict=False)
-    except msgspec.ValidationError:
-        return None
 
 
 def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
@@ -455,18 +284,10 @@ def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
     found = [
         (row, name, float(value))
         for row, event in numbered
-        for name, value in (_decoded(event.args) or {}).items()
+        for name, value in (decoded(event.args) or {}).items()
         if type(value) in (int, float)
     ]
     return pl.DataFrame(found, _COUNTER, orient="row")
-
-
-def _decoded(text: msgspec.Raw) -> Any:
-    """Return the value of JSON text, None if it is invalid."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 class _Numbers(dict[Any, int]):

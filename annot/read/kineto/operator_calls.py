@@ -82,10 +82,11 @@ _SIGNATURES: Final = {
         (
             "relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "leaky_relu",
             "leaky_relu_", "elu", "hardswish", "hardswish_", "mish", "softplus", "softmax", "log_softmax", "exp", "log",
-            "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean", "sum", "cumsum",
+            "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "cumsum",
         ),
         "input",
     ),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "logsumexp", "argmax", "argmin"), "input dim"),
     **dict.fromkeys(("dropout", "dropout_"), "input rate train"),
     **dict.fromkeys(
         ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "maximum", "minimum", "pow", "rsub"), "input other"
@@ -141,6 +142,8 @@ _SEPARATOR: Final = re.compile(r",\s*")
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
 _WORD: Final = re.compile(r"[a-z]+")
 _DROPPED: Final = object()
+_MOST_LISTED: Final = 4
+"""Tensors of a list whose shapes the text of a call has. The profiler records no dtype of tensors in a list."""
 _MOST_DIMENSIONS: Final = 64
 
 
@@ -154,14 +157,15 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
     Example:
         >>> call_text("aten::linear", b"[[4, 8], [2, 8], []]", b'["float", "float", ""]', b"")
         'aten linear [4,8]f32 [2,8]f32 bias=None |op'
-        >>> call_text("aten::index", b"[[4, 8], []]", b'["float", "TensorList"]', b"")
-        'aten index [4,8]f32 |other'
+        >>> call_text("aten::cat", b"[[[4, 8], [4, 2]], []]", b'["TensorList", "Scalar"]', b"")
+        'aten cat [4,8] [4,2] |other'
     """
     lists = [found for text in (dims, types, values or b"[]") if (found := _decoded(text)) is not None]
     if len(lists) < 3:
         return None
     tensors: list[TensorSpec] = []
     arguments: list[tuple[str, Value]] = []
+    omitted = 0
     space, _, operator = name.rpartition("::")
     signature = _SIGNATURES.get(operator) if space == "aten" else None
     for argument, sizes, kind, value in _aligned(signature and signature.split(), lists):
@@ -171,18 +175,21 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
                 return None
             tensors.append(TensorSpec(tuple(sizes), dtype))
         elif argument is None:
-            continue
+            listed = _listed_tensors(kind, sizes)
+            tensors, omitted = tensors + listed[:_MOST_LISTED], omitted + len(listed[_MOST_LISTED:])
         elif kind == "":
             arguments.append((argument, None))
         elif (found := _value(value)) is not _DROPPED:
             arguments.append((argument, found))
     if signature or EXPERTS.search(operator):
         return tag.format(Tag(space, phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
-    return (
-        tag.format(Tag(space or operator, operator if space else "", "other", tensors=tuple(tensors)))
-        if tensors
-        else None
-    )
+    other = Tag(space or operator, operator if space else "", "other", tuple(tensors), omitted)
+    return tag.format(other) if tensors else None
+
+
+def _listed_tensors(kind: Any, sizes: Any) -> list[TensorSpec]:
+    shapes = sizes if kind == "TensorList" and isinstance(sizes, list) else []
+    return [TensorSpec(tuple(shape), "") for shape in shapes if _is_shape(shape)]
 
 
 def _aligned(names: Sequence[str] | None, lists: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any, Any, Any]]:

@@ -25,7 +25,8 @@ from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
-from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
+from annot.read.kineto.columns import ANNOTATION, MIXED, Columns
+from annot.read.kineto.event_times import InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.graph_annotations import captured_ranges, origins
 from annot.read.kineto.other_devices import other_devices

@@ -89,7 +89,7 @@ def _read_parts(folder: Path) -> tuple[list[Part], list[str]]:
         raise AnnotError(f"{folder} cannot be read: {error.strerror}") from None
     found, notes = [], []
     for path in paths:
-        if path.suffix != PART_SUFFIX:
+        if path.suffix != PART_SUFFIX or not path.is_file():  # opening a named pipe would wait for ever
             continue
         try:
             found.append(read_part(path))

@@ -10,6 +10,7 @@ import polars as pl
 from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.roofs import Peaks
+from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.line_tree import LAYER_PHASES, by_line
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
@@ -137,7 +138,9 @@ def _mark(row: dict[str, Any], longest: Any) -> Mark:
 def _used_roofs(rows: pl.DataFrame, peaks: Peaks) -> list[Series]:
     used = {name: flops for name, flops in peaks.flops.items() if name == "any" or name in rows["precision"]}
     named = used or dict(list(peaks.flops.items())[:1])
-    named = {f"{name} {amount(flops)}FLOP/s".removeprefix("any "): flops for name, flops in named.items()}
+    units = matrix_units({"devices": [{"name": peaks.device}]})
+    words = {name: f"{precision_words(name, units)} {amount(flops)}FLOP/s" for name, flops in named.items()}
+    named = {words[name].removeprefix("any "): flops for name, flops in named.items()}
     return roofs(named, peaks.bandwidth, rows["intensity"])
 
 

@@ -20,6 +20,8 @@ from annot.util.progress import tell
 __all__ = ["write_trace"]
 
 _ARGS: Final = ("layer", "module", "phase", "shapes", "gpu_ns")
+_SLICE: Final = 1 << 14
+"""Events per slice. Slices keep temporary columns small."""
 
 
 def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], Any]) -> None:
@@ -42,8 +44,10 @@ def _lines(events: Events) -> Iterator[Iterable[str]]:
         groups = {track.number: track.group.number for track in events.tracks.all()}
         block = block.with_columns(group=pl.col("track").replace_strict(groups, default=0, return_dtype=pl.Int32))
         crossing = pl.col("kind") == "crossing"
-        parts = (block.filter(~crossing).select(_complete()), block.filter(crossing).select(_begin_and_end()))
-        yield from (part["line"].explode() for part in parts if part.height)
+        nested, others = block.filter(~crossing), block.filter(crossing)
+        yield from (part.select(_complete())["line"].explode() for part in nested.iter_slices(_SLICE))
+        if others.height:
+            yield others.select(_begin_and_end())["line"].explode()
     if names := [json.dumps(event) for event in _names(events)]:
         yield names
 

@@ -18,12 +18,13 @@ from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import part_names
-from annot.analyze.tensor_cores import matrix_units
+from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.attribution.layer_chains import Key
 from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
+from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
@@ -31,8 +32,7 @@ from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.report import Report
 from annot.report.tables import as_data
-from annot.report.views import View, find_view
-from annot.util.entry_points import loaded
+from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
 
 __all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
@@ -133,8 +133,29 @@ def run_data(
     shown, steps = shown or attribution, layers.meta.get("per_step", 1)
     rows = _rows(shown, layers.rows.drop("group"), steps)
     tell(_MAKING, 1, _VIEWS, "views")
-    meta, peaks = layers.meta, default_peaks(attribution)
-    tables = (find_view("communication"), *loaded("annot.views", View))
+    made = _views(attribution, shown, rows, steps, events)
+    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
+    lines, meta, peaks = _lines(rows), layers.meta, default_peaks(attribution)
+    units = matrix_units(attribution.meta)
+    folded = _roofline_folds(rows, lines, peaks)
+    charts = _charts(made["steps"], rows, lines, folded, peaks)
+    made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
+    made["timeline"] = _timeline(attribution, rows, made["timeline"])
+    tell(_MAKING, _VIEWS, _VIEWS, "views")
+    return {
+        "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
+        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
+        "rows": _columns(_in_words(rows, units)), **lines, "charts": charts,
+        "roofline_folds": _columns(_in_words(folded, units)),
+        "shares": part_names(attribution), "peaks": _peaks_in_words(peaks, units), **made,
+    }  # fmt: skip
+
+
+def _views(
+    attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
+) -> dict[str, Any]:  # fmt: skip
+    """The data of the views by name, in the order in which they are computed; see `run_data`."""
+    tables = (find_view("communication"), *other_views())
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "findings": lambda: _findings(attribution),
@@ -145,26 +166,23 @@ def run_data(
         "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
         "classes": lambda: _columns(_per_step(by_class(shown), steps)),
-        "more": lambda: [_table(view, shown, steps) for view in tables],
+        "more": lambda: [table for view in tables if (table := _table(view, shown, steps))],
     }
     made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
-    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
-    lines = _lines(rows)
-    folded = _roofline_folds(rows, lines, peaks)
-    charts = _charts(made["steps"], rows, lines, folded, peaks)
-    made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
-    made["timeline"] = _timeline(attribution, rows, made["timeline"])
-    tell(_MAKING, _VIEWS, _VIEWS, "views")
-    return {
-        "units": matrix_units(attribution.meta),
-        "name": name, "rank": rank, "meta": _meta(meta, source),
-        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
-        "shares": part_names(attribution), "peaks": peaks.as_meta(), **made,
-    }  # fmt: skip
+    return made
+
+
+def _in_words(rows: pl.DataFrame, units: str) -> pl.DataFrame:
+    """Rows with the words for precisions that the terminal shows too."""
+    words = {name: precision_words(name, units) for name in rows["precision"].drop_nulls().unique()}
+    return rows.with_columns(pl.col("precision").replace(words))
+
+
+def _peaks_in_words(peaks: Peaks, units: str) -> dict[str, Any]:
+    return peaks.as_meta() | {"flops": {precision_words(name, units): rate for name, rate in peaks.flops.items()}}
 
 
 def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:
@@ -276,9 +294,13 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
     return found["number"].cast(pl.Int64), [text or "" for text in distinct]
 
 
-def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
-    """A view as a table. The page leaves out views without rows."""
-    rows = view.rows(attribution)
+def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any] | None:
+    """A view as a table; None if a view of another package fails. The page leaves out views without rows."""
+    try:
+        rows = view.rows(attribution)
+    except AnnotError as error:
+        warn(f"The page lacks a table: {error}")
+        return None
     if view.sums and steps > 1:
         rows = per_step(rows, view.shown, steps)
     columns = [Column(view.label, view.label.capitalize(), "text"), *view.shown]

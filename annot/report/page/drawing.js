@@ -17,10 +17,10 @@ function captioned(text, keys, swatch, {picture, size, look, below}) {
     {class: 'drawing', viewBox: `0 0 ${width} ${bottom + 30}`},
     svg('text', {class: 'title', x: 0, y: 20}, text),
     svg('g', {class: look, transform: 'translate(0 34)'}, picture),
-    keys.map(([key, said], number) => {
+    keys.map(([key, label], number) => {
       const x = ((number % columns) * width) / columns,
         y = 44 + height + 28 * Math.floor(number / columns);
-      return [swatch(key, x, y), svg('text', {x: x + 22, y: y + 11}, said)];
+      return [swatch(key, x, y), svg('text', {x: x + 22, y: y + 11}, label)];
     }),
     svg('text', {x: 0, y: bottom + 22}, below),
   );

@@ -53,7 +53,7 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
     title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer" if tree else report.view.heading
     heads, rows = ([report.nothing], "") if report.nothing else _tree(report) if tree else _flat(report)
     pictures = "".join(_picture(name, chart) for name, chart in (charts or {}).items())
-    return _fragment(f"{title}{report.each_step}", heads, rows, report.meta, totals(report), pictures)
+    return _fragment(f"{title}{report.scope}{report.each_step}", heads, rows, report.meta, totals(report), pictures)
 
 
 def as_ranks_fragment(report: RanksReport) -> str:

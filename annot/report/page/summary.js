@@ -34,8 +34,8 @@ function cards(run, rows) {
     const warmup = steps?.warmup ? `, ${count(steps.warmup)} of warm-up excluded` : '';
     add(
       'Step',
-      steps ? duration(steps.median) : count(meta.steps),
-      steps ? `median of ${count(meta.steps - steps.warmup)}${warmup}` : 'steps',
+      steps ? duration(steps.mean) : count(meta.steps),
+      steps ? `mean of ${count(meta.steps - steps.warmup)}${warmup}` : 'steps',
     );
   }
   return shown.length

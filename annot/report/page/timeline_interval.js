@@ -150,7 +150,7 @@ function intervalSums(view) {
     layers = sumsBy(parts, 'of'),
     whole = layers.reduce((sum, one) => sum + one.ns, 0),
     calls = parts.reduce((sum, one) => sum + one.calls, 0);
-  const button = (said, work) => h('button', {type: 'button', onclick: work}, said);
+  const button = (label, work) => h('button', {type: 'button', onclick: work}, label);
   return [
     panel(
       `Interval from ${instant(interval[0])} to ${instant(interval[1])}`,

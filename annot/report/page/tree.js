@@ -39,7 +39,7 @@ function unfold(run, tree, {lines, listed, every, folded}) {
   tree.folded = places(folded);
 }
 
-// What is in one of two sets.
+// The symmetric difference of two sets.
 function unlike(one, other) {
   return new Set([...[...one].filter(place => !other.has(place)), ...[...other].filter(place => !one.has(place))]);
 }
@@ -330,7 +330,7 @@ function hasInside(run, tree, place) {
   return placesInside(run, place, tree.single.has(place)).length > 0;
 }
 
-// The label of a fold: a button that lists its layers one by one, or sums up again what is inside them.
+// The label of a fold: a button that lists its layers separately, or sums them up again.
 function foldLabel(fold, tree, draw) {
   return h(
     'button',

@@ -61,8 +61,9 @@ function stepsView(run) {
   if (!rows.length) return [h('h1', {}, 'Steps'), emptyText(`No steps, because ${meta.steps_missing}.`)];
   const processes = [...new Set(rows.map(row => row.process))];
   const of = meta.step_ns;
+  const named = name => `${name} ${duration(of[name])}`;
   const times =
-    of && `, median ${duration(of.median)}, IQR ${duration(of.iqr)}, ${duration(of.min)} to ${duration(of.max)}`;
+    of && `, ${named('mean')}, ${named('median')}, IQR ${duration(of.iqr)}, ${duration(of.min)} to ${duration(of.max)}`;
   return [
     h('h1', {}, 'Steps'),
     h('p', {class: 'status'}, `${plural(rows.length, 'step')} (${meta.steps_found_by})${times || ''}`),
@@ -204,7 +205,7 @@ function ranksView(data) {
   const {across, each, time, notes, cut, verdict} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';
   const layers = records(across),
-    ranks = each.map(row => ({...row, step: row.step_ns?.median}));
+    ranks = each.map(row => ({...row, step: row.step_ns?.mean}));
   return [
     h('h1', {}, 'Ranks'),
     cut && h('p', {class: 'cut'}, cut),

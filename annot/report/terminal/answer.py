@@ -49,7 +49,7 @@ def print_answer(report: Report, console: Console, *, more: str = "", reasons: s
 
 
 def print_lines(console: Console, blocks: Sequence[Sequence[RenderableType]], further: int) -> None:
-    """Print blocks of lines, with empty lines between them as far as `LINES` allows.
+    """Print blocks of lines, with empty lines between them if `LINES` allows.
 
     `further` is the number of lines beyond one per renderable.
     """
@@ -116,8 +116,9 @@ def _advice_text(row: Mapping[str, Any], report: Report, *, with_layers: bool) -
     """A piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
     folds = dict(report.rows.drop_nulls("group").select("layer", "group").iter_rows()) if "group" in report.rows else {}
     root = model_class(shown_lines(report)) if report.view.layout == "tree" else ""
-    paths = dict.fromkeys(folds.get(layer, layer) for layer in row["layers"])
-    layers = [printable(with_parent(path, root)) for path in paths]
+    names = zip(row["layers"], row["where"], strict=True)
+    paths = dict.fromkeys(with_parent(folds.get(layer, name), root) for layer, name in names)
+    layers = [*map(printable, paths)]
     others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
     where = f" In {layers[0]}{others}." if layers and with_layers else ""
     gain = saving(row["saves"], report.meta)

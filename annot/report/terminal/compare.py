@@ -134,14 +134,14 @@ def _table(
     kept = ("difference_ns", "speedup")
     columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
-    most = max((abs(row["difference_ns"]) for row in rows), default=0)
-    labels = [marked(_label(row, names), is_hottest=0 < most == abs(row["difference_ns"])) for row in rows]
+    changes = [abs(row["difference_ns"]) for row in rows]
+    labels = marked([_label(row, names) for row in rows], changes.index(max(changes)) if any(changes) else None)
     return fitted_table(title, labels, columns, rows, width, ends, COMPARED["kernels_gone"].title)
 
 
 def _left_out(rows: int, fused: int) -> list[Text]:
     """Return sentences about the rows that the table lacks; `fused` of them are layers of fused kernels."""
-    said = []
+    sentences = []
     for count, why, of_one in (
         (rows - fused, "rows inside them explain their changes", "rows inside it explain its change"),
         (
@@ -151,8 +151,8 @@ def _left_out(rows: int, fused: int) -> list[Text]:
         ),
     ):
         if count:
-            said.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
-    return [Text(" ".join([*said, "Files contain all rows."]), style="dim")] if said else []
+            sentences.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
+    return [Text(" ".join([*sentences, "Files contain all rows."]), style="dim")] if sentences else []
 
 
 def _phase(row: dict[str, Any], width: int) -> str:

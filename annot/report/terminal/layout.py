@@ -53,44 +53,57 @@ def fitted_table(
         last: heading of the last cells.
         most: maximum width of the labels; None: unlimited.
         room: width that columns leave for the labels: the last columns are hidden first.
-        end_room: width that labels leave for the last cells.
+        end_room: width that columns and labels leave for the last cells.
     """
-    shown = [column for column in columns if width >= column.least]
-    cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
-    known = [place for place in range(len(shown)) if any(row[place] for row in cells)]
-    shown, cells = [shown[place] for place in known], [[row[place] for place in known] for row in cells]
     gap = 2 if width >= NARROW else 1
-    widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     wanted = min(room, max((label.cell_len for label in labels), default=0))
-    while len(shown) > _FEW and width - sum(widths) - gap * len(shown) < wanted:
-        kept = _without_least(shown)
-        shown, widths = [shown[place] for place in kept], [widths[place] for place in kept]
-        cells = [[row[place] for place in kept] for row in cells]
-    left = width - sum(widths) - gap * len(shown)
-    if any(shapes):
-        most = left - gap - min(end_room, max(text.cell_len for text in shapes)) if end_room else most
+    shown = _filled(columns, rows, width)
+    longest_end = max((text.cell_len for text in shapes), default=0)
+    ending = min(end_room, longest_end) + gap if longest_end and end_room else 0
+    while (left := width - sum(column.width + gap for column in shown)) < wanted + ending and len(shown) > _FEW:
+        shown = _without_least(shown)
+    if ending:
+        most = left - ending
     longest = max([len(title), *(label.cell_len for label in labels)])
     label = max(LABEL, min(left, most or left, longest))
-    heads = [column.title for column in shown]
-    ends: Sequence[Text | None] = [None] * len(cells)
-    input_ = 0
-    if any(shapes):
-        ends = shapes
-        input_ = max(len(last), min(max(text.cell_len for text in shapes), left - label - gap))
-    lines = [
-        (Text(title, "bold"), heads, Text(last, "bold") if input_ else None),
-        *zip(labels, cells, ends, strict=True),
-    ]
-    return _Table(lines, label, widths, input_, gap)
+    end = max(len(last), min(longest_end, left - label - gap)) if longest_end else 0
+    first = [Text(title, "bold"), *labels]
+    cells = zip(*([column.title, *column.cells] for column in shown), strict=True) if shown else [()] * len(first)
+    ends = [Text(last, "bold"), *shapes] if end else [None] * len(first)
+    lines = [*zip(first, cells, ends, strict=True)]
+    return _Table(lines, label, [column.width for column in shown], end, gap)
 
 
-def _without_least(shown: Sequence[Formatted[Any]]) -> list[int]:
-    """The places of the columns to show when one is hidden, or all that are spare."""
-    kept = [place for place, column in enumerate(shown) if not column.spare]
-    if kept and len(kept) < len(shown):
-        return kept
-    last = next((place for place in reversed(range(len(shown))) if not shown[place].keep), len(shown) - 1)
-    return [place for place in range(len(shown)) if place != last]
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of numbers with its cells as text."""
+
+    title: str
+    cells: Sequence[str]
+    spare: bool
+    keep: bool
+
+    @property
+    def width(self) -> int:
+        return max([len(self.title), *map(len, self.cells)])
+
+
+def _filled(columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int) -> list[_Column]:
+    """The columns for a terminal of this width that have a value in any row."""
+    texts = (
+        (column, [column.show(row) if row is not None else "" for row in rows])
+        for column in columns if width >= column.least
+    )  # fmt: skip
+    return [_Column(column.title, cells, column.spare, column.keep) for column, cells in texts if any(cells)]
+
+
+def _without_least(columns: list[_Column]) -> list[_Column]:
+    """The columns without those that are spare, or else without the last that is not to be kept."""
+    needed = [column for column in columns if not column.spare]
+    if needed and len(needed) < len(columns):
+        return needed
+    last = next((column for column in reversed(columns) if not column.keep), columns[-1])
+    return [column for column in columns if column is not last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +165,13 @@ def kernel_text(name: str) -> Text:
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
 
 
-def marked(label: Text, *, is_hottest: bool) -> Text:
-    """Return the label of a row, with a mark at its beginning if it is the hottest of the table."""
-    if not is_hottest:
-        return label
-    indent = 2 if label.plain.startswith("  ") else 0
-    return Text.assemble(("> ", "bold red"), label[indent:])
+def marked(labels: Sequence[Text], hottest: int | None) -> list[Text]:
+    """Return the labels of rows in a column of marks, with that of the hottest row; None: labels without marks."""
+    if hottest is None:
+        return [*labels]
+    return [
+        Text.assemble(("> ", "bold red") if place == hottest else "  ", label) for place, label in enumerate(labels)
+    ]
 
 
 def as_lines(text: Text, console: Console, indent: str = "") -> list[Text]:

@@ -123,8 +123,9 @@ def _hottest(report: RanksReport, number: int) -> list[dict[str, Any]]:
 
 
 def _table(report: RanksReport, title: str, rows: Sequence[dict[str, Any]], width: int) -> RenderableType:
-    hottest = next(iter(_hottest(report, 1)), None)
-    labels = [marked(label_text(row, report.view.label), is_hottest=row == hottest) for row in rows]
+    hottest = next((row for row in _hottest(report, 1) if row in rows), None)
+    labels = [label_text(row, report.view.label) for row in rows]
+    labels = marked(labels, None if hottest is None else rows.index(hottest))
     return fitted_table(title, labels, ranks_columns(report), rows, width)
 
 

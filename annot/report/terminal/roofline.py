@@ -9,7 +9,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from annot.analyze.roofs import Peaks
-from annot.report.columns import formatted, of_names
+from annot.analyze.tensor_cores import matrix_units
+from annot.report.columns import formatted, in_units, of_names
 from annot.report.report import Report
 from annot.report.terminal.layout import Hanging, notes
 from annot.report.terminal.table import table_of, with_printed_names
@@ -52,7 +53,8 @@ def print_roofline(report: Report, console: Console, *, full_names: bool = False
     rows = shown.to_dicts()
     lines: list[Any] = [Hanging("Peaks: ", printable(peaks_text(report.meta["peaks"])))]
     if rows:
-        columns = formatted(of_names(ROOFLINE_COLUMNS), rows, None)
+        units = matrix_units({"devices": [{"name": report.meta["peaks"]["device"]}]})
+        columns = in_units(formatted(of_names(ROOFLINE_COLUMNS), rows, None), units)
         steps = f" per step, mean of {report.meta['per_step']:,}" if "per_step" in report.meta else ""
         lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}{steps}", style="bold"))
         lines.append(table_of(view.by.capitalize(), rows, columns, console.width, view.label))

@@ -103,17 +103,20 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
 
 def table_of(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "", hottest: Mapping[str, Any] | None = None,
+    label: str = "layer", end: str = "", hottest: int | None = None,
 ) -> RenderableType:  # fmt: skip
     """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the row to
-    mark.
+    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of
+    the row to mark.
     """
-    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
+    shown = end and (width >= WIDE or end in ("name", "inputs"))
+    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if shown else []
+    # Only inputs tell the rows of an operator apart.
+    end_room = width // 4 if end == "inputs" else 0
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    labels = [marked(_label(row, label), is_hottest=row is hottest) for row in rows]
-    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
+    labels = marked([_label(row, label) for row in rows], hottest)
+    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM, end_room)
 
 
 def _end(value: str | None, end: str) -> Text:
@@ -145,7 +148,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
     lines: list[RenderableType] = [
-        Text(f"{heading}{_unit(report, shown)}", style="bold"),
+        Text(f"{heading}{report.scope}{_unit(report, shown)}", style="bold"),
         table_of(
             _TITLES.get(view.label, view.label.capitalize()),
             shown,
@@ -176,8 +179,8 @@ def _item(row: Mapping[str, Any], units: str) -> str:
     return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
 
 
-def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The row with the most self time of a table of sums, or with the most time if it has no self time."""
+def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The place of the row with the most self time of a table of sums, or with the most time if it has no self time."""
     names = (report.time.replace("_ns", "_self_ns"), "self_ns", report.order)
     column = next((name for name in names if name in report.rows.columns), "")
     return _hottest(rows, lambda row: row[column]) if column and report.view.sums else None
@@ -196,22 +199,22 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     lines, others = shown_lines(report), other_lines(report.tree_rows, report.every)
     unit = unit_for(report.tree_rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
-    heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
+    heading = f"{words[report.time]} by layer{report.scope}, {unit.name}{report.each_step}"
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
     hottest, root = _hottest(rows, lambda line: line.get(report.order) if line else None), model_class(lines)
-    labels = [marked(_line_label(line, root), is_hottest=line is hottest) if line else Text() for line in rows]
+    labels = marked([_line_label(line, root) if line else Text() for line in rows], hottest)
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
     room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
     columns = kept(shown_columns(report, lines), report.meta.get("verdict", ""))
     table = fitted_table("Layer", labels, columns, rows, width, shapes, room=room)
-    return [heading, table]
+    return [Text(heading, style="bold"), table]
 
 
-def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> _R | None:
-    """The row with the most time; None: no row has any."""
-    longest = max(rows, key=lambda row: time(row) or 0, default=None)
-    return longest if longest is not None and time(longest) else None
+def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | None:
+    """The place of the row with the most time; None: no row has any."""
+    times = [time(row) or 0 for row in rows]
+    return times.index(max(times)) if any(times) else None
 
 
 def kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
@@ -233,11 +236,11 @@ def _list(report: Report, width: int) -> list[RenderableType]:
 def hot_table(report: Report, width: int, number: int | None = None) -> tuple[RenderableType, int]:
     """Return a table of the rows with the most self time, and their number."""
     rows = hottest_rows(report, number)
-    labels = [marked(_hot_label(row), is_hottest=place == 0 and row.total_ns > 0) for place, row in enumerate(rows)]
+    labels = marked([*map(_hot_label, rows)], _hottest(rows, lambda row: row.total_ns))
     sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
     words = {"gpu_ns": "GPU self time", "host_ns": "Host self time"}
     unit = unit_for(row.total_ns for row in rows)
-    title = f"{words[report.time]}, {unit.name}{report.each_step}"
+    title = f"{words[report.time]}{report.scope}, {unit.name}{report.each_step}"
     columns = hot_columns(report, rows, short=width < WIDE)
     return fitted_table(
         title,
@@ -264,10 +267,8 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
     columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
-    labels = [
-        marked(_label(row, "name"), is_hottest=place == 0 and bool(row["main_ns"])) for place, row in enumerate(rows)
-    ]
-    title = f"GPU time by kernel, {unit.name}{report.each_step}"
+    labels = marked([_label(row, "name") for row in rows], _hottest(rows, lambda row: row["main_ns"]))
+    title = f"GPU time by kernel{report.scope}, {unit.name}{report.each_step}"
     return fitted_table(title, labels, columns, rows, width, room=_ROOM)
 
 
@@ -316,8 +317,8 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
         lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
-        if row["layers"]:
-            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
+        if row["where"]:
+            lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
         lines.append(Text())
     return lines[:-1]
