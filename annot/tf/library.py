@@ -157,20 +157,22 @@ class Optimizer:
         with self._lock:
             (self.users.add if on else self.users.discard)(user)
             self._library.annot_tf_switch(bool(self.users))
+            if not self.users:  # the library now reports neither graphs nor the end of their optimizers
+                self._rounds.clear()
         if not on:
             guard.attempt(self.missed.warn, otherwise=None)
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         with self._lock:
             first = self._rounds.pop(optimizer, None) != item
-            if not graph:
+            if not graph or not self.users:
                 return 0
-            message = ctypes.string_at(graph, length)
-            least = graph_config.least_nodes(graph_config.current())
-            small = first and count_nodes(message) < least  # TensorFlow would skip the second round
-            if first and (self.users or not small):
+            if first:
                 self._rounds[optimizer] = item
-        if not self.users or (first and not small):
+        message = ctypes.string_at(graph, length)
+        least = graph_config.least_nodes(graph_config.current())
+        small = first and count_nodes(message) < least  # TensorFlow would skip the second round
+        if first and not small:
             return 0
         # If annot fails, the user's program continues without ranges.
         made = guard.attempt(self._rewritten, message, otherwise=None, note="a TensorFlow graph has no ranges")

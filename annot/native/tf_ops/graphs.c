@@ -53,11 +53,11 @@ EXPORT void annot_tf_rewrite(Rewrite rewrite, ThreadState state) {
     rewrite_graph = rewrite;
 }
 
-/* Returns the callback on threads known to Python only. A thread of TensorFlow must not wait for the GIL, because its
- * holder may wait for this thread (the TFLite converter does). Functions called from Python are optimized on the
- * calling thread. */
+/* Returns the callback while ranges are on, and on threads known to Python only. A thread of TensorFlow must not wait
+ * for the GIL, because its holder may wait for this thread (the TFLite converter does). Functions called from Python are
+ * optimized on the calling thread. */
 static Rewrite rewrite_here(void) {
-    Rewrite rewrite = rewrite_graph;
+    Rewrite rewrite = ranges_on ? rewrite_graph : NULL;
     return rewrite && thread_state && thread_state() ? rewrite : NULL;
 }
 
@@ -117,19 +117,16 @@ static void free_data(void *data, size_t length) {
     free(data);
 }
 
+/* TensorFlow reads `out` before it frees `graph`, so an unchanged graph needs no copy. */
 static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {
-    enum { OK = 0, RESOURCE_EXHAUSTED = 8 };
+    enum { OK = 0 };
     Rewrite rewrite = rewrite_here();
     if (!rewrite && ranges_on && rewrite_graph)
         keep_missed(graph);
     void *data = NULL;
     size_t length = rewrite ? rewrite(optimizer, graph->data, graph->length, item, &data) : 0;
-    if (!length && (data = malloc(graph->length ? graph->length : 1))) {
-        memcpy(data, graph->data, graph->length);
-        length = graph->length;
-    }
-    out->data = data, out->length = length, out->data_deallocator = free_data;
-    set_status(status, data ? OK : RESOURCE_EXHAUSTED, data ? "" : "annot: out of memory while copying the graph");
+    *out = length ? (Buffer){data, length, free_data} : (Buffer){graph->data, graph->length, NULL};
+    set_status(status, OK, "");
 }
 
 /* Called by TensorFlow when it loads the library as a plug-in. */

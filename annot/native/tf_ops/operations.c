@@ -231,7 +231,8 @@ EXPORT int annot_tf_close_all(void) {
     return closed;
 }
 
-/* Enables or disables the ranges of all graphs. While they are disabled, operations only close ranges. */
+/* Enables or disables the ranges of all graphs. While they are disabled, operations only close ranges, and graphs stay
+ * unread. */
 EXPORT void annot_tf_switch(int on) { ranges_on = on; }
 
 /* ---------------------------------------------------------------- texts with sizes known only at run time */
