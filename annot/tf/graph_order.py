@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from annot.tf.graph_lookup import Node
 
-__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port", "waiting"]
+__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port"]
 
 Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
 """The loops around a node, outermost first, and the branches that it runs in."""
@@ -35,7 +36,7 @@ class Dependencies:
         """The nodes that each node waits for, without the back edges of loops (``NextIteration``)."""
         self.order = in_order(self.sources)
         self.rank = {node: i for i, node in enumerate(self.order)}
-        self.consumers = waiting(self.sources)
+        self.consumers = _waiting(self.sources)
         self.early = self._find_early()
         """Whether each node depends only on weights and constants, so that it can run when the step begins."""
         self.free = self._find_free()
@@ -43,6 +44,8 @@ class Dependencies:
         self.inside: list[Context] = [((), frozenset())] * len(nodes)
         self.outside: list[Context] = [((), frozenset())] * len(nodes)
         self._find_contexts()
+        self.racing = self._find_racing()
+        """Nodes whose delay may change the order in which TensorFlow adds up a sum, and with it the rounding."""
         self._reaches: list[int] = []
         self._waits: dict[int, frozenset[int]] = {}
         self._users: dict[int, frozenset[int]] = {}
@@ -102,6 +105,42 @@ class Dependencies:
             return loops, branches | {(self.nodes[source].inputs[1], output)}
         return loops, branches
 
+    def _find_racing(self) -> frozenset[int]:
+        """Return the nodes between the parts of each sum and the last node that all of its parts depend on.
+
+        If a graph is large, TensorFlow's memory optimizer replaces an ``AddN`` by additions to a temporary variable, as
+        TensorFlow always does for ``AccumulateNV2``. They run in the order in which the parts are ready. What a node
+        before the branches waits for delays all parts alike.
+        """
+        racing: set[int] = set()
+        for i, node in enumerate(self.nodes):
+            if node.kind == "DestroyTemporaryVariable":
+                parts = [j for j in self.sources[i] if self.nodes[j].kind == "AssignAdd"]
+                if len(parts) > 2:  # the order of two does not matter
+                    racing.update(self._since_branches(i))
+        racing |= self._around_loops(racing)
+        return frozenset(_reached(racing, self.sources, lambda j: self.early[j]))
+
+    def _since_branches(self, end: int) -> list[int]:
+        """Return the nodes that `end` depends on after the last node that precedes or follows each of them."""
+        nodes = sorted(_reached([end], self.sources, lambda j: not self.early[j]), key=self.rank.__getitem__)
+        at = {i: k for k, i in enumerate(nodes)}
+        first_use = [min((at[j] for j in self.consumers[i] if j in at), default=0) for i in nodes]
+        last_source = [max((at[j] for j in self.sources[i] if j in at), default=-1) for i in nodes]
+        used = [*accumulate(first_use, max, initial=0)]  # where each earlier node has a use
+        waiting = [*accumulate(reversed(last_source), min)][::-1]
+        common = [k for k in range(len(nodes) - 1) if used[k] <= k <= waiting[k + 1]]
+        return nodes[common[-1] + 1 :] if common else nodes
+
+    def _around_loops(self, nodes: Iterable[int]) -> set[int]:
+        """Return all nodes of the loops that some nodes enter or leave."""
+        loops = {
+            max(self.inside[i][0], self.outside[i][0], key=len)[-1:]
+            for i in nodes if self.nodes[i].kind in ("Enter", "Exit")
+        }  # fmt: skip
+        names = {name for one in loops for name in one}
+        return {i for i in self.order if not names.isdisjoint(self.inside[i][0])} if names else set()
+
     def waits_for(self, i: int) -> frozenset[int]:
         """Return the nodes that a node waits for, with nodes that take no time replaced by their own inputs."""
         return self._through(i, self.sources, self._waits, self._is_passed_on)
@@ -154,7 +193,7 @@ def port(text: str, index: dict[str, int]) -> tuple[int, int] | None:
     return (index[name], int(output or 0)) if name in index else None
 
 
-def waiting(sources: Sequence[Sequence[int]]) -> list[list[int]]:
+def _waiting(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the nodes that wait for each node."""
     found: list[list[int]] = [[] for _ in sources]
     for i, one in enumerate(sources):
@@ -163,10 +202,21 @@ def waiting(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
+def _reached(first: Iterable[int], next_to: Sequence[Sequence[int]], wanted: Callable[[int], bool]) -> set[int]:
+    """Return some nodes and all wanted nodes that are next to them, directly or through other wanted nodes."""
+    seen = set(first)
+    pending = list(seen)
+    while pending:
+        new = {j for j in next_to[pending.pop()] if j not in seen and wanted(j)}
+        seen |= new
+        pending += new
+    return seen
+
+
 def in_order(sources: list[list[int]]) -> list[int]:
     """Return the nodes in topological order; nodes that wait for a cycle are left out."""
     missing = [len(one) for one in sources]
-    consumers = waiting(sources)
+    consumers = _waiting(sources)
     order = [i for i, count in enumerate(missing) if not count]
     for i in order:
         for consumer in consumers[i]:

@@ -10,6 +10,8 @@ exceptions:
 - a range opens after the close of a range that waits for the same nodes
 
 The exceptions do not delay nodes that change state without data, because TensorFlow runs them even if the step fails.
+No point delays a node that can change the order of a sum (`Dependencies.racing`), not even by the time that a point
+takes. A range that would open before such a node is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from annot.emit import client
 from annot.tf.graph_lookup import Node, Origin, tensors
 from annot.tf.graph_order import CONTROL_FLOW, PASSED_ON, VALUES, Context, Dependencies, in_order, port
 from annot.tf.owners import Owner, innermost
@@ -66,10 +69,22 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
         groups = _groups(graph, origins)
         for group in groups:
             group.sizes = _sizes(group.owner.sized, graph.index, same, prefixes)
-        points = _Points(graph, groups, for_gradients, may_wait).plan()
+        planned = _Points(graph, groups, for_gradients, may_wait)
+        points = planned.plan()
         if _is_acyclic(graph, points):
+            _warn_of_sums(planned.left_out)
             return points
     raise ValueError("the nodes of the graph form a cycle")
+
+
+def _warn_of_sums(left_out: Sequence[Owner]) -> None:
+    if left_out:
+        layers = [*dict.fromkeys(one.tag.layer for one in left_out if one.tag is not None)]
+        shown = f" ({', '.join([*layers[:3], '…'][: len(layers)])})" if layers else ""
+        client.warn_once(
+            f"{len(left_out)} ranges are left out of a TensorFlow graph{shown}: TensorFlow adds up results in the "
+            "order in which they are ready, and these ranges could change the order"
+        )
 
 
 def _sizes(
@@ -187,12 +202,15 @@ class _Points:
     """Whether each node computes gradients."""
     _may_wait: bool
     """Whether nodes may wait for more than their inputs."""
+    left_out: list[Owner] = field(default_factory=list)
+    """Owners whose ranges could change the order of a sum."""
     _points: dict[tuple[frozenset[int], Context], Point] = field(default_factory=dict)
 
     def plan(self) -> list[Point]:
         """Return the points in an order that respects their dependencies."""
         self._groups = [group for group in self._groups if self._bound(group)]
         self._graph.set_candidates(i for group in self._groups for i in self._candidates(group))
+        self._groups = [group for group in self._groups if self._opens_in_time(group)]
         openings = [self._openings(group) for group in self._groups]
         for group in reversed(self._groups):  # the innermost first
             self._point(frozenset(group.last), group.context).close.append(group.owner)
@@ -237,6 +255,16 @@ class _Points:
             self._find_gradient(group)
         group.first.sort(key=graph.rank.__getitem__)
         return bool(group.first and group.last)
+
+    def _opens_in_time(self, group: _Group) -> bool:
+        """Return whether the range can open before each of its nodes without a delay of nodes that decide a sum."""
+        graph = self._graph
+        racing = graph.racing.intersection(group.first)
+        group.first = [i for i in group.first if i not in racing]
+        if all(graph.depends(i, group.first) for i in racing):
+            return True
+        self.left_out.append(group.owner)
+        return False
 
     def _find_gradient(self, group: _Group) -> None:
         """Let a backward range begin with the first nodes that need the incoming gradient, if there is one.
@@ -312,9 +340,9 @@ class _Points:
                 point.sizes[group.owner] = group.sizes
 
     def _may_delay(self, i: int, point: Point) -> bool:
-        """Return whether a node may wait for a point. Nodes that must run even if the step fails may not."""
+        """Return whether a node may wait for a point; not if it decides a sum or must run even if the step fails."""
         free = self._graph.free[i] and not self._graph.depends(i, point.after)
-        return self._graph.inside[i] == point.context and not free
+        return self._graph.inside[i] == point.context and not free and i not in self._graph.racing
 
     def _may_read(self, i: int, point: Point) -> bool:
         """Return whether a node has run before a point, or can run before it."""

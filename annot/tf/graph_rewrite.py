@@ -13,7 +13,6 @@ from tensorflow.python.framework import op_def_registry
 from annot.tf.graph_lookup import Node, find
 from annot.tf.graph_order import SWITCHES
 from annot.tf.graph_plan import Point, plan
-from annot.tf.graph_sums import order_sums
 from annot.tf.operation_owners import Traced
 from annot.tf.owners import Owner
 
@@ -47,7 +46,6 @@ def rewrite(
     graph = graph_pb2.GraphDef.FromString(message)
     if any(node.op == OPERATION for node in graph.node):
         return None
-    order_sums(graph)
     nodes = [_node(one) for one in graph.node]
     points = plan(nodes, *find(nodes, graphs))
     if not points:

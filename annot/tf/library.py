@@ -20,9 +20,10 @@ import tensorflow as tf
 from tensorflow.python.framework import load_library
 
 from annot import native
-from annot.emit import guard
-from annot.tf import dynamic_sizes, operation_owners
+from annot.emit import client, guard
+from annot.tf import dynamic_sizes, graph_config, operation_owners
 from annot.tf.graph_rewrite import count_nodes, padded, rewrite
+from annot.tf.missed_graphs import MissedGraphs
 from annot.tf.owners import Owner, interrupts, thread
 from annot.util.locks import fork_safe
 
@@ -54,17 +55,19 @@ def load() -> Optimizer | str:
 
 def available() -> str | None:
     """Return why graphs cannot have ranges, as one sentence; None: they can."""
-    if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
-        return "TensorFlow graphs cannot have ranges: its graph optimizers are off (disable_meta_optimizer)"
     loaded = load()
-    return loaded if isinstance(loaded, str) else None
+    problem = loaded if isinstance(loaded, str) else None
+    return graph_config.without_optimizers(graph_config.current()) or problem
 
 
 def switch(user: object, on: bool) -> None:
     """Switch ranges on or off for a user. Graphs that TensorFlow optimizes have ranges while a user has them on."""
     loaded = load()
-    if not isinstance(loaded, str):
-        loaded.switch(user, on)
+    if isinstance(loaded, str):
+        return
+    if on and available() is None:
+        graph_config.warn(graph_config.current())
+    loaded.switch(user, on)
 
 
 def close_all() -> int:
@@ -111,6 +114,7 @@ def _register(path: Path, tensorflow: ctypes.CDLL) -> Optimizer:
     library.annot_tf_rewrite.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     thread_state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
     library.annot_tf_rewrite(ctypes.cast(optimizer.function, ctypes.c_void_p), thread_state)
+    atexit.register(guard.attempt, optimizer.missed.warn, otherwise=None)
     atexit.register(library.annot_tf_rewrite, None, None)  # no callback after Python has shut down
     return optimizer
 
@@ -129,8 +133,6 @@ _size: Final = _SizeFunction(_sized)
 _RewriteFunction: Final = ctypes.CFUNCTYPE(
     ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 )
-_MIN_NODES: Final = 4
-"""TensorFlow skips the second round of smaller graphs (grappler/optimizers/meta_optimizer.cc)."""
 _IS_CUT: Final = "the session is fed a tensor that is not a placeholder"
 
 
@@ -147,6 +149,7 @@ class Optimizer:
         self.function = _RewriteFunction(functools.partial(native.emitter().caught, interrupts, self._optimize))
         self.close_all = library.annot_tf_close_all
         self.users: set[object] = set()
+        self.missed = MissedGraphs(library.annot_tf_visit_missed)
         self._events: set[Any] = set()  # keeps the events alive for the library
 
     def switch(self, user: object, on: bool) -> None:
@@ -154,24 +157,29 @@ class Optimizer:
         with self._lock:
             (self.users.add if on else self.users.discard)(user)
             self._library.annot_tf_switch(bool(self.users))
+            if not self.users:  # the library now reports neither graphs nor the end of their optimizers
+                self._rounds.clear()
+        if not on:
+            guard.attempt(self.missed.warn, otherwise=None)
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         with self._lock:
             first = self._rounds.pop(optimizer, None) != item
-            if not graph:
+            if not graph or not self.users:
                 return 0
-            message = ctypes.string_at(graph, length)
-            small = first and count_nodes(message) < _MIN_NODES
-            if first and (self.users or not small):
+            if first:
                 self._rounds[optimizer] = item
-        if not self.users or (first and not small):
+        message = ctypes.string_at(graph, length)
+        least = graph_config.least_nodes(graph_config.current())
+        small = first and count_nodes(message) < least  # TensorFlow would skip the second round
+        if first and not small:
             return 0
         # If annot fails, the user's program continues without ranges.
         made = guard.attempt(self._rewritten, message, otherwise=None, note="a TensorFlow graph has no ranges")
         if made is None:
             return 0
         if small:  # only padding in this round, so that the graph gets a second one
-            made = padded(message, _MIN_NODES)
+            made = padded(message, least)
         result[0] = self._memory.malloc(len(made))
         if not result[0]:
             return 0
@@ -183,7 +191,11 @@ class Optimizer:
             raise ValueError(_IS_CUT)
         graphs = list(operation_owners.graphs.items())
         graphs.sort(key=lambda one: one[0] is thread.running)  # the running graph last
-        return rewrite(message, [one for _, one in graphs], self._number_of, _output_types)
+        made = rewrite(message, [one for _, one in graphs], self._number_of, _output_types)
+        if made is not None and graph_config.has_clusters(message):
+            client.warn_once(graph_config.CLUSTERS)
+            return None
+        return made
 
     def _number_of(self, owner: Owner) -> int:
         self._events.add(owner.event)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from weakref import ref
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import session
 from tensorflow.python.distribute import distribute_lib
@@ -27,7 +28,7 @@ from tensorflow.python.ops import gradients_util
 
 from annot.emit import guard
 from annot.emit.patches import Patches
-from annot.tf import owners
+from annot.tf import graph_config, owners
 from annot.util.locks import fork_safe
 from annot.util.weak_keys import WeakKeys
 
@@ -102,23 +103,25 @@ def _from_func_graph(original: Any, name: Any, graph: Any, *args: Any, **kwargs:
 
 
 def _call_function(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    return _running(function.graph, False, original, function, *args, **kwargs)
+    return _running(function.graph, None, False, original, function, *args, **kwargs)
 
 
 def _run_session(original: Any, session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
     is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
-    return _running(session.graph, is_cut, original, session, handle, targets, fetches, fed, *args)
+    config = session._config or config_pb2.ConfigProto()
+    graph_config.warn(config)
+    return _running(session.graph, config, is_cut, original, session, handle, targets, fetches, fed, *args)
 
 
-def _running(graph: Any, is_cut: bool, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _running(graph: Any, config: Any, is_cut: bool, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that runs a graph on this thread."""
     thread = owners.thread
-    before = thread.running, thread.is_cut
+    before = thread.running, thread.config, thread.is_cut
     try:
-        thread.running, thread.is_cut = graph, is_cut
+        thread.running, thread.config, thread.is_cut = graph, config, is_cut
         return run(*args, **kwargs)
     finally:
-        thread.running, thread.is_cut = before
+        thread.running, thread.config, thread.is_cut = before
         owners.raise_interrupt()
 
 

@@ -187,6 +187,8 @@ class _Thread(threading.local):
         """The graph of the function or session that this thread runs. TensorFlow may optimize it during the run."""
         self.is_cut = False
         """Whether the session is fed a tensor that is not a placeholder, so that a part of its graph does not run."""
+        self.config: Any = None
+        """The ConfigProto of the session that this thread runs; None: no session."""
         self.started: dict[Owner | None, WeakKeys[Any, Owner]] = {}
 
 

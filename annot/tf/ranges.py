@@ -49,8 +49,8 @@ def emit_ranges(
     tensors. If `annot.enabled` is false on entry, nothing is installed, unless `mode` is ``"names"``.
 
     Outputs, gradients and weights are bitwise the same with and without ranges wherever TensorFlow is deterministic
-    (see `tf.config.experimental.enable_op_determinism`). The graphs that TensorFlow traces, saves and differentiates do
-    not change.
+    (see `tf.config.experimental.enable_op_determinism`). Where TensorFlow promises no order, results with ranges are
+    among those without. The graphs that TensorFlow traces, saves and differentiates do not change.
 
     Args:
         model: a model or layer, before or after `compile`, `build` or `fit`. Layers that are added inside the block

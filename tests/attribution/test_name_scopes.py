@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from shared_data import shared
 from sqlite_profile import SqliteProfile, thread
 from tables import ENGINE, Rows
 
@@ -109,3 +110,17 @@ def test_marks_of_a_file(tmp_path: Path) -> None:
     assert loaded.meta["scopes"] == NOTED[:3]
     rows = by_layer(attribute(loaded))
     assert rows.filter(layer="net/fc")["module"].to_list() == ["Dense"]
+
+
+def test_ranges_of_a_gpu_build_of_tensorflow() -> None:
+    """The ranges that TensorFlow emits itself have the layers, both phases, and the optimizer."""
+    profile = load(shared("tf_gpu_build.sqlite"))
+    own = profile.ranges.filter(pl.col("domain") == "TSL")["text"].to_list()
+    assert own.count("StatefulPartitionedCall/gradient_tape/net_1/head_1/MatMul/MatMul:_MklMatMul") == 2
+    rows = correlate(profile).filter(pl.col("host_self_ns") > 0)
+    found = {tuple(row) for row in rows.select("layer", "module", "phase").rows()}
+    assert found > {
+        ("net/hidden", "Dense", "forward"), ("net/hidden", "Dense", "backward"), ("net/head", "Dense", "forward"),
+        ("net/head", "Dense", "backward"), ("sgd_1", "", "optimizer"), ("(data)", "", "data"),
+    }  # fmt: skip
+    assert not [layer for layer, *_ in found if "net_1" in layer], "no scope is left unnamed"

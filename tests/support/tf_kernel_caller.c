@@ -214,7 +214,8 @@ int main(int count, char **arguments) {
             optimizer.optimize_func(made, &graph, NULL, &out, &status);
             if (status.code || out.length != length || memcmp(out.data, graph.data, length))
                 return 3;
-            out.data_deallocator((void *)out.data, out.length);
+            if (out.data_deallocator)
+                out.data_deallocator((void *)out.data, out.length);
         }
         optimizer.destroy_func(made);
     }

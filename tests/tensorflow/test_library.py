@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -13,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
-from commands import annot, needs_recorder
-from recorded import while_held
-from sanitized import ADDRESS, run_tests, sanitized_package
+from commands import annot, needs_recorder  # noqa: E402
+from recorded import while_held  # noqa: E402
+from sanitized import ADDRESS, run_tests, sanitized_package  # noqa: E402
 
-from annot import native
-from annot.tf import library, operation_owners
+from annot import native  # noqa: E402
+from annot.tf import library, operation_owners  # noqa: E402
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
@@ -85,6 +86,39 @@ def test_what_uses_the_library_ends_with_its_last_user() -> None:
     assert_ends_with_its_last_user(
         lambda user: library.switch(user, on=True), lambda user: library.switch(user, on=False), loaded.users
     )
+
+
+@needs_native
+def test_graphs_stay_unread_without_a_user() -> None:
+    """TensorFlow's interface keeps a plug-in for ever; annot's calls Python only while a block is open."""
+    loaded = library.load()
+    assert not isinstance(loaded, str)
+    seen: list[int] = []
+
+    def count(_optimizer: object, _graph: object, length: int, *_: object) -> int:
+        seen.append(length)
+        return 0
+
+    def runs() -> int:
+        seen.clear()
+        x = tf.ones([4])
+        assert tf.function(lambda x: tf.sin(tf.cos(x) + tf.tan(x)) * x)(x).shape == [4]
+        return len(seen)
+
+    callback, others = type(loaded.function)(count), set(loaded.users)
+    state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
+    register = loaded._library.annot_tf_rewrite
+    try:
+        register(ctypes.cast(callback, ctypes.c_void_p), state)
+        library.switch("a user", on=True)
+        assert runs() > 0
+        for user in ("a user", *others):
+            library.switch(user, on=False)
+        assert runs() == 0
+    finally:
+        register(ctypes.cast(loaded.function, ctypes.c_void_p), state)
+        for user in others:
+            library.switch(user, on=True)
 
 
 def test_what_notes_owners_ends_with_its_last_user() -> None:

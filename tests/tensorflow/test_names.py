@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ import keras
 import polars as pl
 import tensorflow as tf
 from captured import capture
+from commands import annot as run
+from commands import needs_recorder
 
 import annot
 from annot import AnnotError, correlate
@@ -22,6 +25,7 @@ from annot.labels.marks import parse_scope
 from annot.labels.tag import Tag, TensorSpec
 from annot.read.formats import load
 from annot.tf import cuda, name_scopes
+from annot.tf.graph_rewrite import OPERATION
 
 
 @contextmanager
@@ -160,3 +164,31 @@ def test_operations_have_ranges_or_the_reason_is_said(model: keras.Model, tmp_pa
 
     texts = {one.text for one in capture(tmp_path, inside).ranges}
     assert any("gradient_tape/net_1/" in text for text in texts)
+
+
+@pytest.mark.slow
+@needs_recorder
+def test_a_graph_with_tensorflows_own_ranges(tmp_path: Path) -> None:
+    """A CUDA build, with or without a GPU, shows the layers of a graph in which nothing was added."""
+    if (problem := cuda.without_ranges()) is not None:
+        pytest.skip(problem)
+    # A process of its own: NVTX looks for a tool once, when TensorFlow runs its first operation.
+    done = run("run", "--collector", "recorder", "-o", "p.sqlite", "--", sys.executable, "-c", _TRAIN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.split()[0] == b"[]"
+    rows = correlate(load(tmp_path / "p.sqlite")).filter(pl.col("host_self_ns") > 0)
+    layers = {(layer, phase) for layer, phase in rows.select("layer", "phase").rows() if layer.startswith("net/")}
+    assert layers == {(f"net/{name}", phase) for name in ("one", "two") for phase in ("forward", "backward")}
+
+
+_TRAIN = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[1] / "support")]}
+import annot
+from tf_nets import network, samples
+from tf_recorded import optimized
+model = network()
+with annot.emit_ranges(model, mode="names"):
+    graphs = optimized(lambda: model.fit(*samples(3), verbose=0))
+print([node.name for graph in graphs for node in graph.node if node.op == {OPERATION!r}])
+"""

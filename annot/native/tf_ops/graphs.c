@@ -3,6 +3,7 @@
  * annot/tf/library.py returns a graph in which the operations of operations.c open and close ranges. */
 #include "operations.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,13 +53,55 @@ EXPORT void annot_tf_rewrite(Rewrite rewrite, ThreadState state) {
     rewrite_graph = rewrite;
 }
 
-/* Returns the callback on threads known to Python only. A thread of TensorFlow must not wait for the GIL, because its
- * holder may wait for this thread (the TFLite converter does). Functions called from Python are optimized on the
- * calling thread. */
+/* Returns the callback while ranges are on, and on threads known to Python only. A thread of TensorFlow must not wait
+ * for the GIL, because its holder may wait for this thread (the TFLite converter does). Functions called from Python are
+ * optimized on the calling thread. */
 static Rewrite rewrite_here(void) {
-    Rewrite rewrite = rewrite_graph;
+    Rewrite rewrite = ranges_on ? rewrite_graph : NULL;
     return rewrite && thread_state && thread_state() ? rewrite : NULL;
 }
+
+/* ---------------------------------------------------------------- graphs that the callback does not get */
+
+enum { MAX_MISSED_BYTES = 1 << 24 };
+
+/* A copy of a graph that TensorFlow optimized on a thread of its own. */
+typedef struct Missed {
+    struct Missed *next;
+    size_t length;
+    unsigned char graph[];
+} Missed;
+
+/* A stack without a lock: a child of a fork can use it at any time. */
+static _Atomic(Missed *) missed_graphs;
+static atomic_size_t missed_bytes;
+
+static void keep_missed(const Buffer *graph) {
+    if (atomic_fetch_add(&missed_bytes, graph->length) > MAX_MISSED_BYTES)
+        return;
+    Missed *copy = malloc(sizeof *copy + graph->length);
+    if (!copy)
+        return;
+    copy->length = graph->length;
+    memcpy(copy->graph, graph->data, graph->length);
+    copy->next = atomic_load(&missed_graphs);
+    while (!atomic_compare_exchange_weak(&missed_graphs, &copy->next, copy))
+        ;
+}
+
+/* Passes each graph that TensorFlow optimized on a thread of its own to `visit`, and forgets it. */
+EXPORT void annot_tf_visit_missed(void (*visit)(const void *graph, size_t length)) {
+    Missed *copy = atomic_exchange(&missed_graphs, NULL);
+    atomic_store(&missed_bytes, 0);
+    while (copy) {
+        Missed *next = copy->next;
+        visit(copy->graph, copy->length);
+        free(copy);
+        copy = next;
+    }
+}
+
+/* ---------------------------------------------------------------- the optimizer */
 
 static void *create_optimizer(void) { return malloc(1); }
 
@@ -74,17 +117,16 @@ static void free_data(void *data, size_t length) {
     free(data);
 }
 
+/* TensorFlow reads `out` before it frees `graph`, so an unchanged graph needs no copy. */
 static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {
-    enum { OK = 0, RESOURCE_EXHAUSTED = 8 };
+    enum { OK = 0 };
     Rewrite rewrite = rewrite_here();
+    if (!rewrite && ranges_on && rewrite_graph)
+        keep_missed(graph);
     void *data = NULL;
     size_t length = rewrite ? rewrite(optimizer, graph->data, graph->length, item, &data) : 0;
-    if (!length && (data = malloc(graph->length ? graph->length : 1))) {
-        memcpy(data, graph->data, graph->length);
-        length = graph->length;
-    }
-    out->data = data, out->length = length, out->data_deallocator = free_data;
-    set_status(status, data ? OK : RESOURCE_EXHAUSTED, data ? "" : "annot: out of memory while copying the graph");
+    *out = length ? (Buffer){data, length, free_data} : (Buffer){graph->data, graph->length, NULL};
+    set_status(status, OK, "");
 }
 
 /* Called by TensorFlow when it loads the library as a plug-in. */

@@ -68,7 +68,7 @@ typedef void *(*SizeEvent)(void *event, const int32_t *numbers, int count);
 static StartRange start_range;
 static EndRange end_range;
 static SizeEvent size_event;
-static volatile int ranges_on = 1;
+volatile int ranges_on = 1;
 
 /* One execution of a graph: a step and, in a loop, one iteration of one frame. */
 typedef struct {
@@ -253,7 +253,8 @@ EXPORT int annot_tf_close_all(void) {
     return closed;
 }
 
-/* Enables or disables the ranges of all graphs. While they are disabled, operations only close ranges. */
+/* Enables or disables the ranges of all graphs. While they are disabled, operations only close ranges, and graphs stay
+ * unread. */
 EXPORT void annot_tf_switch(int on) { ranges_on = on; }
 
 /* ---------------------------------------------------------------- texts with sizes known only at run time */
