@@ -28,12 +28,13 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all lint bench clean
+.PHONY: help demo test test-rest test-all test-matrix lint bench clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
+	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make clean     remove $(VENV) and all build outputs"
@@ -60,6 +61,11 @@ test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
 	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
+
+# One combination after the other: each release is downloaded, and removed after its run. CI downloads none of them:
+# `make test-rest` runs the same smoke test with the PyTorch of .venv, with and without the C extensions.
+test-matrix: $(VENV)/.installed
+	$(BIN)/python tests/support/torch_matrix.py build/matrix
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

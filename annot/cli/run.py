@@ -124,8 +124,11 @@ def _end_of(status: int) -> str:
 
 
 def _explain_nothing(outcome: Outcome, collected: Collected, *, layers: bool) -> None:
-    """Say why no ranges were recorded: the command failed, or it emits none."""
+    """Say why no ranges were recorded: the collector failed, the command failed, or it emits none."""
     ended = _end_of(outcome.status)
+    if collected.obstacle:
+        say(f"error: {f'{ended}, and ' if ended else ''}no ranges were recorded: {collected.obstacle}")
+        return
     if ended and collected.too_early:
         say(f"{ended} {collected.too_early}. No profile was written")
         return

@@ -77,9 +77,10 @@ class RecorderCollector:
             "ANNOT_EXIT_STATUS": str(status),
         }
         recording = assemble(job.parts, job.out, meta=meta, even_empty=False)
-        notes = []
-        if recording.lost:
-            notes.append(f"{recording.lost} events could not be written and are missing. Check for a full disk.")
+        loss = recording.loss(job.parts)
+        if loss and not recording.ranges:
+            return Collected(0, tuple(recording.notes), obstacle=loss)
+        notes = [loss] if loss else []
         if recording.open_ranges:
             notes.append(f"{recording.open_ranges} ranges were still open when their process ended")
         notes += recording.notes

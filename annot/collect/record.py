@@ -137,11 +137,7 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
             raise
         parts.remove()
         if self.recording.lost:
-            warn(
-                f"{self.recording.lost} events could not be written and are missing from {self.path}. Check for a "
-                "full disk.",
-                stacklevel=3,
-            )
+            warn(self.recording.loss(self.path), stacklevel=3)
 
     def _set_environ(self, name: str, value: str) -> None:
         self._environ[name] = os.environ.get(name)

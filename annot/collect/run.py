@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -63,6 +64,8 @@ class Collected:
     """Notes about lost or unrecorded data."""
     too_early: str = ""
     """How the command ended, if nothing was recorded: "before it called a model". The profile is not written then."""
+    obstacle: str = ""
+    """Why the collector recorded nothing, a sentence. The profile is not written then."""
 
 
 def nothing_recorded(job: Job, *notes: str, ending: str = "") -> Collected:
@@ -124,11 +127,33 @@ def environment(job: Job, **prepared: str) -> dict[str, str]:
     if job.layers:
         prepared["ANNOT_LAYERS"] = "1"
     if prepared.keys() & {"ANNOT_LAYERS", "ANNOT_TORCH_TRACE"}:
+        option = _isolating_option(job.command)
+        if option:
+            missing = "layers have no ranges" if job.layers else "torch.profiler is not started"
+            job.say(f"python {option} skips the start-up code of annot: {missing}. Remove the option")
         before = os.environ.get("PYTHONPATH")
         prepared["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SITE), before]))
         if before is not None:
             prepared["ANNOT_PYTHONPATH"] = before
     return {**os.environ, **prepared}
+
+
+def _isolating_option(command: Sequence[str]) -> str:
+    """Return the option with which Python ignores PYTHONPATH (-I, -E) or imports no start-up module (-S), or ""."""
+    names = [index for index, word in enumerate(command) if re.fullmatch(r"python[\d.]*", os.path.basename(word))]
+    words = iter(command[names[0] + 1 :] if names else ())
+    for word in words:
+        if not re.match("-[A-Za-z?]", word):
+            return ""
+        found = re.match("-[^cmWXIES]*([cmWXIES]?)(.*)", word)
+        letter, rest = found.groups() if found else ("", "")
+        if letter in ("I", "E", "S"):
+            return f"-{letter}"
+        if letter in ("c", "m"):
+            return ""
+        if letter and not rest:  # -W and -X have a value
+            next(words, None)
+    return ""
 
 
 def run_child(job: Job, **prepared: str) -> int:

@@ -9,6 +9,7 @@ first call only, and keeps the result for the life of the process.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import sys
@@ -227,13 +228,19 @@ def _argb(color: str | int | None, category: str | None) -> int:
         return COLORS.get(category or "", _DEFAULT_COLOR)
     if isinstance(color, int):
         return color
+    return color_number(color)
+
+
+def color_number(name: str) -> int:
+    """Return ``0xAARRGGBB`` of a color name. ValueError: the `nvtx` package does not know the color."""
     from nvtx.colors import color_to_hex
 
     try:
-        return int(color_to_hex(color))
-    except TypeError:  # nvtx supports more color names if matplotlib is installed
-        warn_once(f"color {color!r} is unknown to the nvtx package")
-        return _argb(None, category)
+        return int(color_to_hex(name))
+    except (TypeError, ValueError):  # nvtx supports more color names if matplotlib is installed
+        raise ValueError(
+            f"color must be 0xAARRGGBB or a name such as 'red', or one of matplotlib if that is installed, got {name!r}"
+        ) from None
 
 
 def _encodable(name: str) -> str:
@@ -248,6 +255,10 @@ def _connect() -> None:
         _connected = _client.attach()
         for (domain, name), number in _categories.items():
             _client.name_category(domain, number, name)
+        folder = os.environ.get("ANNOT_RECORD_DIR")
+        error = native.recorder_error() if folder else 0
+        if error and error != errno.ENOENT:  # the folder is gone: the recording ended before this process
+            warn(f"annot's recorder cannot write to {folder}: {os.strerror(error)}. This process is not recorded")
 
 
 @functools.cache
@@ -257,7 +268,9 @@ def _follow_torch_profiler() -> None:
     def watch(profiler: Any) -> None:
         import torch
 
-        _client.watch_profiler(profiler, torch._C._profiler._RecordFunctionFast)
+        range_type = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+        if range_type is not None:
+            _client.watch_profiler(profiler, range_type)
 
     wrapt.register_post_import_hook(watch, "torch.autograd.profiler")
 

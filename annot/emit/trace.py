@@ -86,7 +86,8 @@ def trace(
 
     Raises:
         TypeError: `target` can neither be decorated nor is it a message, or an option has the wrong type.
-        ValueError: `payload` or `color` is out of range, or `domain` or `category` contains a NUL character.
+        ValueError: `payload` or `color` is out of range, the color has an unknown name, or `domain` or `category`
+            contains a NUL character.
 
     Example:
         >>> @trace
@@ -120,7 +121,8 @@ def mark(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `payload` or `color` is out of range, or `domain` or `category` contains a NUL character.
+        ValueError: `payload` or `color` is out of range, the color has an unknown name, or `domain` or `category`
+            contains a NUL character.
 
     Example:
         >>> mark("checkpoint saved", payload=1000)
@@ -190,6 +192,8 @@ def _check(options: Options) -> None:
         raise ValueError(f"payload must fit into 64 bits, got {options.payload}")
     if isinstance(options.color, int) and not 0 <= options.color < 2**32:
         raise ValueError(f"color must be 0xAARRGGBB, got {options.color:#x}")
+    if isinstance(options.color, str):
+        client.color_number(options.color)
     if "\0" in options.domain + (options.category or ""):
         raise ValueError(f"domain and category must not contain NUL, got {options.domain!r} and {options.category!r}")
 

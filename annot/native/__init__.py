@@ -14,12 +14,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["build_command", "emitter", "recorder_library", "tables", "tf_library"]
+__all__ = ["build_command", "emitter", "recorder_error", "recorder_library", "tables", "tf_library"]
 
 
 def recorder_library() -> Path | None:
     """Return the path of the recorder library, or None if it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_recorder*.so"))), None)
+
+
+def recorder_error() -> int:
+    """Return the errno for which the attached recorder cannot write, or 0."""
+    import ctypes
+
+    try:
+        return int(ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"]).annot_recorder_error())
+    except (AttributeError, KeyError, OSError):  # another tool, or none
+        return 0
 
 
 def tf_library() -> Path | None:

@@ -14,11 +14,12 @@ from annot.emit import client, guard
 from annot.labels import tag
 from annot.torch import collectives
 from annot.torch.backward_hooks import device_threads_in_use
+from annot.torch.internals import internal
 
 __all__ = ["Engine"]
 
 _holder: Final[Any] = torch.autograd.Variable
-_tracing: Final[Callable[[], Any]] = torch._guards.TracingContext.try_get
+_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 
 
 class Engine:

@@ -21,13 +21,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from annot.torch.internals import internal
+
 __all__ = ["Layout", "current_thread", "find_layout", "is_node", "make_reader"]
 
 _WORD: Final = 8
 _HEAD: Final = object.__basicsize__
 _NODE_WORDS: Final = 16
 _NUMBER, _DEPTH, _THREAD = 0, 1, 3  # sequence_nr_, topological_nr_, has_parent_, thread_id_ are consecutive members
-_Function: Final = torch._C._FunctionBase
+_Function: Final[Any] = internal("torch._C._FunctionBase")
 
 
 class Layout(NamedTuple):

@@ -20,16 +20,17 @@ from typing import Any, Final
 import torch
 
 from annot.emit import guard
+from annot.torch.internals import internal
 from annot.torch.node_owners import BACKWARD, DEPTH, PARENT, Invocation, ThreadNotes
 from annot.util.locks import fork_safe
 
 __all__ = ["BackwardHooks", "Frame", "device_of", "device_threads_in_use", "visit"]
 
-_peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_peek: Callable[[], int] = internal("torch.autograd._get_sequence_nr")
+_current_node: Callable[[], Any] = internal("torch._C._current_autograd_node")
 _HOOKED_KEY: Final = "annot hook"
-_ENGINE: Final = torch._C._ImperativeEngine()
-_accelerator: Final[Callable[[], torch.device]] = getattr(torch._C, "_get_accelerator", lambda: torch.device("cpu"))
+_Engine: Final[Any] = internal("torch._C._ImperativeEngine")
+_accelerator: Final[Callable[[], torch.device]] = internal("torch._C._get_accelerator") or (lambda: torch.device("cpu"))
 
 _NEXT: Final = (1 << 64) - 2
 """Sequence number that runs a node before all queued ones except AccumulateGrad nodes."""
@@ -251,7 +252,7 @@ def visit(tasks: list[tuple[torch.device, Callable[[], object]]]) -> None:
                 x = torch.empty(0, device=device, requires_grad=True)
                 root: Any = _Visit.apply(x, work)  # type: ignore[no-untyped-call]
                 root.grad_fn._set_sequence_nr(_NEXT)
-                _ENGINE.run_backward((root,), (root.detach(),), False, False, (), True, True)
+                _Engine().run_backward((root,), (root.detach(),), False, False, (), True, True)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

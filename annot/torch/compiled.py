@@ -11,13 +11,12 @@ their forward node.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import importlib
 import inspect
-import re
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -30,9 +29,11 @@ from annot.emit import client, guard
 from annot.labels import tag
 from annot.torch import compiled_ranges
 from annot.torch.compiled_ranges import HERE, Named
+from annot.torch.internals import internal
 from annot.torch.module_paths import inner, join
 from annot.torch.module_sites import Site
 from annot.torch.patches import Patches
+from annot.torch.traced_variables import dotted, modules_in_frame, parse, reached
 from annot.util.weak_keys import WeakKeys
 
 __all__ = ["Compiled", "traced_layers"]
@@ -52,9 +53,9 @@ _NO_LAYERS: Final = (
     "a compiled graph shows no layers: its code was generated before emit_ranges was entered, or in C++ (cpp_wrapper). "
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
+_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
+_current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
-_LOCAL = re.compile(r"L\['\w+'\](.*)")
-_STEP = re.compile(r"""\.(\w+)|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 
 
 class Compiled:
@@ -65,6 +66,7 @@ class Compiled:
         self._sites = sites
         self._has_ranges = {"forward": forward, "backward": backward, "other": forward}
         self._graphs: WeakKeys[Any, _Graph] = WeakKeys()
+        self._forwards: WeakKeys[Any, _Modules] = WeakKeys()  # by node of the graph's backward
         self._names: Counter[tuple[str, bool]] = Counter()
         self._traced_in: WeakKeys[Any, Any] = WeakKeys()
         self._patches = Patches()
@@ -119,7 +121,26 @@ class Compiled:
             if not known.prepared:
                 client.warn_once(_NO_LAYERS)
         site = self._calls.current_site(known.backward)
-        return known.layers_for(site) if self._has_ranges[known.phase_for(site)] else None
+        if not self._has_ranges[known.phase_for(site)]:
+            return None
+        return known.layers_for(site, self._modules_of(known), self._sites.by_id)
+
+    def _modules_of(self, graph: _Graph) -> _Modules:
+        """Return the modules for which a graph runs, by the heads of its expressions.
+
+        The frame of a forward has them. A backward runs for the modules of its forward.
+        """
+        if not graph.heads:
+            return {}
+        if graph.backward:
+            node = _current_node()
+            before: _Modules = self._forwards.get(node, {}) if node is not None else {}
+            return before
+        found, context = modules_in_frame(graph.heads)
+        modules = {head: weakref.ref(module) for head, module in found.items()}
+        if context is not None:
+            self._forwards[context] = modules
+        return modules
 
     # ---------------------------------------------------------------- generated code
 
@@ -164,7 +185,7 @@ class Compiled:
 
     def _here(self) -> Any:
         """Return the site of the module whose call the graph was traced in. A backward graph may be compiled later."""
-        context = torch._guards.TracingContext.try_get()
+        context = _tracing()
         here = self._calls.current_site(False)
         return self._traced_in.setdefault(context, here) if context is not None else here
 
@@ -214,11 +235,12 @@ class _Graph:
         self.backward = bool(graph.fx_kwargs.get("is_backward"))
         self.prepared = _RUNTIME in code
         self._in_model = "annot_push(" in code
+        self.heads = compiled_ranges.heads_in(code)
         name = tag.COMPILED if number is None else f"{tag.COMPILED}#{number}"
         before = names[name, self.backward]
         names[name, self.backward] += 1
         self._name = f"{name}.{before}" if before else name
-        self._layers: dict[tuple[str, str] | None, compiled_ranges.Layers] = {}
+        self._layers: dict[Any, tuple[_Modules, compiled_ranges.Layers]] = {}
 
     def phase_for(self, site: Any) -> tag.Phase:
         """Return the phase of a run. It is forward only if the graph is known to belong to a model."""
@@ -226,16 +248,48 @@ class _Graph:
             return "backward"
         return "forward" if site is not None or self._in_model else "other"
 
-    def layers_for(self, site: Any) -> compiled_ranges.Layers:
-        """Return the events of a run inside the call of a module."""
-        key = (site.layer, site.module) if site is not None else None
-        found = self._layers.get(key)
-        if found is None:
+    def layers_for(self, site: Any, modules: _Modules, by_id: Mapping[int, Any]) -> compiled_ranges.Layers:
+        """Return the events of a run inside the call of a module, and for the modules that expressions lead to."""
+        layers = [by_id.get(id(module())) for module in modules.values()]
+        paths = [layer.layer if layer is not None else None for layer in layers]
+        key = (site.layer, site.module) if site is not None else None, *paths
+        known, found = self._layers.get(key, ({}, None))
+        same = known.keys() == modules.keys() and all(known[head] is module for head, module in modules.items())
+        if found is None or not same:
             phase = self.phase_for(site)
-            text = tag.format(tag.Tag(site.layer if site is not None else "", self._name, phase))
-            event = client.event(text, category=None if phase == "other" else phase, few=True)
-            found = self._layers[key] = compiled_ranges.Layers(site, event)
+            around = site.layer if site is not None else ""
+            event = client.event(
+                tag.format(tag.Tag(around, self._name, phase)), category=None if phase == "other" else phase, few=True
+            )
+            find = functools.partial(_layer_by_expression, modules, by_id, around)
+            found = compiled_ranges.Layers(site, event, find)
+            self._layers[key] = modules, found
         return found
+
+
+def _layer_by_expression(
+    modules: _Modules, by_id: Mapping[int, Any], around: str, head: str, below: str, otherwise: str, module: str
+) -> Named | None:
+    """Return path and class of the module that an expression leads to, or None if it has no ranges.
+
+    `around` is the path of the module whose call runs the graph. See `compiled_ranges.by_expression` for the others.
+    """
+    holder = modules[head]() if head in modules else None
+    steps = (parse(below) or ("", "", ()))[2]
+    called = reached(holder, steps)
+    if not isinstance(called, torch.nn.Module):
+        return otherwise, module
+    site: Site | None = by_id.get(id(called))
+    if site is None:
+        return None
+    outermost = by_id.get(id(holder))
+    if outermost is not None:
+        outermost = outermost.near(around)
+        path = join(outermost.layer, dotted(steps))
+        if path in (site.elsewhere or ()):
+            return path, site.module
+        around = outermost.layer
+    return site.near(around).layer, site.module
 
 
 @functools.cache
@@ -269,11 +323,14 @@ def _being_called(scheduler: Any) -> list[Any]:
 
 
 def _nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
-    """Return the nodes that scheduler nodes were lowered from, in the order of the graph. Others come last."""
+    """Return the nodes that scheduler nodes were lowered from, in the order of the graph.
+
+    Nodes of a branch of `torch.cond` come with nodes of the graph around it, which are left out.
+    """
     parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
     nodes = {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
     order = {node: index for index, node in enumerate(graph.nodes)}
-    return sorted(nodes, key=lambda node: order.get(node, len(order)))
+    return sorted(nodes & order.keys(), key=order.__getitem__) or list(nodes)
 
 
 def traced_layers(
@@ -310,7 +367,7 @@ def _called(stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any],
     for key, (source, cls) in stack:
         site = by_id.get(int(_id(key)))
         if site is not None and type(site.of()) is cls:
-            path = _path(site, source, here) or _path_of_any(site, source, stack[0][1], by_id)
+            path = _path(site, source, here) or _path_by_expression(site, source, stack[0][1], by_id)
             called.append((path, site.module))
     return called
 
@@ -322,53 +379,43 @@ def _id(key: str) -> str:
 
 def _path(site: Site, source: str, here: Site | None) -> str | None:
     """Return the path relative to the module whose call runs the graph, or None if the expression is not local."""
-    local = _LOCAL.fullmatch(source)
-    if local is None or here is None:
+    kind, _, steps = parse(source) or ("", "", ())
+    if kind != "L" or here is None:
         return None
-    below = _dotted(local[1])
+    below = dotted(steps)
     if join(here.layer, below) in (site.elsewhere or {site.layer: site}):
         return HERE + below
-    if _reached(inner(here.of()), _steps(local[1])) is not site.of():
+    if reached(inner(here.of()), steps) is not site.of():
         return None
     # Reached through a wrapper, as in self.module.fc, or another attribute, as in self.by_name['fc'].
     path = site.near(here.layer).layer
     return HERE + path.removeprefix(f"{here.layer}.") if path.startswith(join(here.layer, "")) else None
 
 
-def _reached(holder: Any, steps: Sequence[str | int]) -> Any:
-    """Return the object that attributes and items lead to, or None. It does not run user code such as properties."""
-    for step in steps:
-        if isinstance(holder, torch.nn.Module):
-            if step != "_modules":
-                name = str(step)
-                holder = holder._modules[name] if name in holder._modules else vars(holder).get(name)
-        elif isinstance(holder, dict):
-            holder = holder.get(step)
-        elif isinstance(holder, (list, tuple)) and isinstance(step, int) and step < len(holder):
-            holder = holder[step]
-        else:
-            return None
-    return holder
+def _path_by_expression(site: Site, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
+    """Return the path that each run of the graph finds by the variables of the frame that it runs from.
 
-
-def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
-    """Return the path in the model. The class is its prefix if the graph may also run for other modules of it."""
-    root, cls = outermost
+    If a run cannot find it, the path is the one in the model. The class is its prefix if the graph may also run for
+    other modules of that class.
+    """
+    head, cls = outermost
+    below = source.removeprefix(head)
+    inside = parse(below)
+    if not source.startswith(head) or inside is None or inside[0]:
+        head, below, inside = source, "", ("", "", ())
+    variable = parse(head)
+    if variable is None:
+        return site.layer
     alike = sum(other is not None and type(other.of()) is cls for other in list(by_id.values()))
-    if alike == 1 or _LOCAL.fullmatch(source) is None:  # a global always leads to the same module
-        path: str = site.layer
-        return path
-    return ".".join(filter(None, (f"({cls.__name__})", _dotted(source.removeprefix(root)))))
+    if alike == 1 or variable[0] == "G":
+        otherwise = site.layer
+    else:
+        otherwise = ".".join(filter(None, (f"({cls.__name__})", dotted(inside[2]))))
+    return compiled_ranges.by_expression(head, below, otherwise)
 
 
-def _dotted(source: str) -> str:
-    """Return the dotted path of an expression such as ``.blocks[0].fc``. PyTorch 2.9 adds ``._modules['blocks']``."""
-    return ".".join(str(step) for step in _steps(source) if step != "_modules")
-
-
-def _steps(source: str) -> list[str | int]:
-    return [name or ast.literal_eval(item) for name, item in _STEP.findall(source)]
-
+_Modules: TypeAlias = Mapping[str, "weakref.ref[torch.nn.Module]"]
+"""Modules by the heads of expressions, see `annot.torch.compiled_ranges.by_expression`."""
 
 _Patched: TypeAlias = dict[tuple[str, ...], Callable[..., Any]]
 """Patches by module, method, and names of parameters and fields that the patch needs."""

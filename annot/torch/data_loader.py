@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import torch.utils.data as torch_data
 from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from annot.emit import client, guard
 from annot.labels import tag
 from annot.labels.marks import format_loader
+from annot.torch.internals import internal
 from annot.torch.patches import Patches
 
 __all__ = ["install", "run_worker"]
 
-_run_worker: Final[Any] = getattr(_utils.worker, "_worker_loop", None)
+_BaseDataLoaderIter: Final[Any] = internal("torch.utils.data.dataloader._BaseDataLoaderIter")
+_run_worker: Final[Any] = internal("torch.utils.data._utils.worker._worker_loop")
 
 
 def install(patches: Patches) -> None:

@@ -23,19 +23,19 @@ import torch
 from annot.emit import client, guard
 from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of, tensors_in
-from annot.torch import autograd_nodes, greenlets
+from annot.torch import autograd_nodes, dynamo, greenlets
 from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
+from annot.torch.internals import internal
 from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
 
 __all__ = [
-    "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "pass_over", "patched_call",
-    "watcher",
+    "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "patched_call",
 ]  # fmt: skip
 
-_peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_peek: Callable[[], int] = internal("torch.autograd._get_sequence_nr")
+_current_node: Callable[[], Any] = internal("torch._C._current_autograd_node")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,8 +122,9 @@ _push: Callable[[Any], None] | None
 _pop: Callable[[], None] | None
 _profiler: Final[Any] = torch.autograd.profiler
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
-_is_tracing: Final = torch._C._get_tracing_state
-_is_autocast: Final = torch._C._is_any_autocast_enabled
+_is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
+_is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
+_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 _Tensor: Final = torch.Tensor
 
 
@@ -149,7 +150,8 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             return _original(self, *args, **kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
-        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs and not _is_autocast():
+        # A mode of the user would see the reads.
+        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or _is_autocast() or _mode_count()):
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor raises on access to its shape
@@ -209,7 +211,6 @@ def install(undo: list[Any], calls: Any, around: Callable[[Any], Any] | None) ->
     undo.append(functools.partial(_uninstall, ours))
     if here is not ours and left_behind() is None:
         _original, _left = here, None
-        pass_over(ours)
         torch.nn.Module.__call__ = ours  # type: ignore[method-assign]
     _inner = around(_original) if around else _original
     _is_plain = _inner is torch.nn.Module._wrapped_call_impl
@@ -269,21 +270,6 @@ def hide_from_profiler(patches: Patches) -> None:
     patches.replace(profiler, "_enable_profiler", enable)
 
 
-_frames: Any = torch._C._dynamo.eval_frame
-# Returns the frame callback of torch.compile on this thread. PyTorch 2.4 only returns it from the setter.
-watcher: Any = getattr(_frames, "get_eval_frame_callback", lambda: _frames.set_eval_frame(None))
-
-
-def pass_over(function: Any) -> None:
-    """Make torch.compile skip frames of `function`, as it skips `Module.__call__`, unless it inlines them."""
-    if hasattr(_frames, "set_code_exec_strategy"):
-        strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-        _frames.set_code_exec_strategy(function.__code__, strategy)
-    elif hasattr(_frames, "skip_code"):
-        # Before PyTorch 2.8, where torch.export names inputs after the first frame it sees.
-        _frames.skip_code(function.__code__)
-
-
 def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], F]:
     """Decorate an internal function of annot that runs inside a module call.
 
@@ -292,11 +278,9 @@ def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], 
     """
 
     def decorate(function: F) -> F:
+        @functools.wraps(function)
         def run(*args: Any) -> Any:
-            watching = watcher()
             try:
-                if watching is not None:
-                    _frames.set_eval_frame(None)
                 return function(*args)
             except Exception as error:
                 if not guard.recurs(error, function, *args):
@@ -304,12 +288,8 @@ def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], 
                 if note:
                     client.warn_once(f"{note}: {type(error).__name__}: {error}")
                 return otherwise(*args)
-            finally:
-                if watching is not None:
-                    _frames.set_eval_frame(watching)
 
-        pass_over(run)
-        return cast("F", functools.wraps(function)(run))
+        return cast("F", dynamo.skip_all(run))
 
     return decorate
 
@@ -339,7 +319,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 @bookkeeping(_nothing, "a layer runs without a range")
 def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Return the events of a call with these arguments, or None if creating them fails."""
-    if torch._C._get_tracing_state() is not None:  # torch.jit.trace would record the access to a shape
+    if _is_tracing() is not None:  # torch.jit.trace would record the access to a shape
         return site.make_events((), {})
     events = site.events.recall(key)
     if events is None:

@@ -20,7 +20,8 @@ from annot.emit import client, guard
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
-from annot.torch.module_calls import pass_over, watcher
+from annot.torch.dynamo import set_callback
+from annot.torch.internals import internal
 from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
 
@@ -46,14 +47,13 @@ _FAST_PATHS: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, 
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _SCALARS: Final = (bool, int, float, str, type(None))
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_frames: Any = torch._C._dynamo.eval_frame
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
-_is_autocast: Final = torch._C._is_any_autocast_enabled
-_is_tracing: Final = torch._C._get_tracing_state
-_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
-_push_mode: Callable[[Any], None] = torch.overrides._push_mode
-_pop_mode: Callable[[], Any] = torch.overrides._pop_mode
-_mode_count: Final = torch._C._len_torch_function_stack
+_is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
+_is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
+_stack: Final[Callable[[], list[Any]]] = internal("torch.overrides._get_current_function_mode_stack")
+_push_mode: Final[Callable[[Any], None]] = internal("torch.overrides._push_mode")
+_pop_mode: Final[Callable[[], Any]] = internal("torch.overrides._pop_mode")
+_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 
 
 class _Active(threading.local):
@@ -72,27 +72,22 @@ class Operations(TorchFunctionMode):
         """Return a wrapper of `original`, the `__call__` of modules, that enables the mode where it is supported."""
 
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            watching = watcher()  # not None if torch.compile may compile the code called from here
             on, switches = self._active.on, False
             try:
+                watching = set_callback(None)  # not None if torch.compile may compile the code called from here
                 try:
-                    if watching is not None:
-                        _frames.set_eval_frame(None)
                     supported = watching is None and self._supports(module)
                     # The mode cannot be popped below another one, which must be on top when its owner leaves it.
                     switches = supported is not on and (supported or _stack()[-1:] == [self])
                     if switches:
                         self._switch(supported)
                 finally:
-                    if watching is not None:
-                        _frames.set_eval_frame(watching)
+                    set_callback(watching)
                 return original(module, *args, **kwargs)
             finally:
                 if switches:
                     guard.to_the_end(self._switch, on)
 
-        for function in (call, Operations._switch, Operations.__torch_function__):
-            pass_over(function)
         return call
 
     def __torch_function__(

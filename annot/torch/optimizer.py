@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -24,14 +23,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from annot.emit import client, guard
 from annot.emit.patches import subclasses
 from annot.labels import optimizer_arguments, tag
+from annot.torch.internals import internal
 from annot.torch.patches import Patches
 from annot.util.weak_keys import WeakKeys
 
 __all__ = ["OptimizerSteps", "install"]
 
-_module: Final[Any] = sys.modules[Optimizer.__module__]  # torch.optim deletes its attribute of that name
-_before: Final[dict[int, Any]] = _module._global_optimizer_pre_hooks
-_after: Final[dict[int, Any]] = _module._global_optimizer_post_hooks
+_before: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_pre_hooks")
+_after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_post_hooks")
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 

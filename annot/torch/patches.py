@@ -10,7 +10,7 @@ import torch
 
 from annot.emit import guard, patches
 from annot.emit.outermost import Outermost
-from annot.torch.module_calls import pass_over
+from annot.torch.dynamo import skip
 
 __all__ = ["Patches"]
 
@@ -52,5 +52,5 @@ class Patches(patches.Patches):
         # itself. Without the name, a subclass that does not override the method would call this wrapper in an endless
         # recursion.
         wrapper.__code__ = wrapper.__code__.replace(co_name=name)
-        pass_over(wrapper)
+        skip(wrapper)
         self.replace(owner, name, functools.wraps(original)(wrapper))

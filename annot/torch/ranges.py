@@ -20,7 +20,7 @@ from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.labels.tag import Phase
-from annot.torch import collectives, cpu_threads, data_loader, greenlets, module_calls, optimizer
+from annot.torch import collectives, cpu_threads, data_loader, dynamo, greenlets, internals, module_calls, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.found_models import FoundModels
@@ -34,6 +34,10 @@ from annot.util.locks import fork_safe
 
 __all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges", "find_models"]
 
+_LACKS: Final = (
+    "PyTorch {} differs from the releases that annot supports: it lacks {}. Layers, backwards and optimizer steps have "
+    "no ranges"
+)
 choose: Final = functools.partial(layer_filter.choose, base=torch.nn.Module, base_name="torch.nn.Module")
 """`annot.emit.layer_filter.choose` for dotted paths and subclasses of `torch.nn.Module`."""
 
@@ -276,6 +280,10 @@ class Installed:
             self._calls.forget()
 
     def _install(self, options: Options, counter: Any) -> None:
+        if internals.missing():
+            client.warn_once(_LACKS.format(torch.__version__, ", ".join(internals.missing())))
+            return
+        dynamo.skip_own_code()
         fast = native.emitter() if counter is None and module_calls.left_behind() is not patched_call else None
         kind = Calls
         if fast is not None:

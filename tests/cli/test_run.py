@@ -216,6 +216,26 @@ def test_no_ranges_is_said_and_is_no_failure(collector, tmp_path):
 
 
 @every_collector
+@pytest.mark.parametrize("option", ["-I", "-uE", ("-X", "utf8", "-S")])
+def test_a_python_that_skips_start_up_code_is_named(collector, option, tmp_path):
+    """Python with -I and -E does not read PYTHONPATH, and with -S it imports no start-up module."""
+    words = (option,) if isinstance(option, str) else option
+    done = run(collector, "env", sys.executable, *words, "-c", "", cwd=tmp_path, options=("--layers",))
+    assert done.returncode == 0
+    said = f"annot: python -{words[-1][-1]} skips the start-up code of annot: layers have no ranges. Remove the option"
+    assert said in done.stderr.decode().splitlines()
+
+
+def test_other_options_of_python_are_no_cause():
+    """Letters of a value, of the script and of its arguments are none."""
+    for command in (
+        ["python3.12", "-u", "train.py", "-I"], ["python", "-c", "pass", "-E"], ["python", "-mEIS"], ["train", "-I"],
+        ["python", "-WIgnore", "x.py"], ["python", "-X", "-I", "x.py"], ["python", "-", "-I"], ["python", "--", "-I"],
+    ):  # fmt: skip
+        assert runner._isolating_option(command) == ""
+
+
+@every_collector
 @pytest.mark.parametrize(
     ("command", "status", "ended"),
     [
@@ -273,7 +293,7 @@ def test_a_recording_that_lacks_events_says_so_above_its_verdict(tmp_path):
     assert b"The recording is cut: " in done.stderr
     shown = annot("out.sqlite", cwd=tmp_path).stdout.decode().splitlines()
     assert shown[0].startswith("The recording is cut: ")
-    assert shown[0].endswith(" events could not be written. Check for a full disk.")
+    assert shown[0].endswith(" events could not be written: File too large.")
     assert "on CPU" in shown[1]
 
 

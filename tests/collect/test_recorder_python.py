@@ -242,7 +242,7 @@ with record("run.sqlite"):
 print("goes on")
 """)  # fmt: skip
     assert (result.returncode, result.stdout) == (0, "goes on\n")
-    assert "events could not be written and are missing from run.sqlite. Check for a full disk." in result.stderr
+    assert "events could not be written to run.sqlite: File too large." in result.stderr
 
 
 def test_nvtx_package_under_the_recorder(tmp_path: Path) -> None:

@@ -469,6 +469,7 @@ def test_an_interrupt_anywhere_leaves_no_range_open(tmp_path: Path) -> None:
     [
         ({"payload": 2**63}, "payload must fit into 64 bits"),
         ({"color": 2**32}, "color must be 0xAARRGGBB"),
+        ({"color": "typo"}, "color must be 0xAARRGGBB or a name such as 'red'.*got 'typo'"),
         ({"domain": "a\0b"}, "must not contain NUL"),
     ],
 )

@@ -29,7 +29,7 @@ from annot.attribution.line_tree import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
-from annot.torch import compiled, module_calls, module_sites  # noqa: E402
+from annot.torch import compiled, compiled_ranges, module_sites  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,8 @@ def test_a_block_in_two_places_has_both_paths(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_function_that_is_given_blocks_does_not_guess_which_one_it_runs(tmp_path: Path) -> None:
-    """A compiled function of a module that is an argument names the class where several modules could be meant."""
+def test_a_function_that_is_given_blocks_names_the_block_of_each_run(tmp_path: Path) -> None:
+    """A compiled function of a module that is an argument has one graph for all modules of its class."""
     model = Net()
 
     def apply(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -187,8 +187,7 @@ def test_a_function_that_is_given_blocks_does_not_guess_which_one_it_runs(tmp_pa
 
     captured = capture(tmp_path, body)
     assert counters["stats"]["unique_graphs"] == 1
-    wanted = [("(Block).fc", "Linear"), ("(Block).act+(Block)", "Tanh+Block")]
-    assert [inside(one) for one in regions(captured)] == [wanted, wanted]
+    assert [inside(one) for one in regions(captured)] == [FORWARD[:2], FORWARD[2:]]
     assert {one.tag.phase for one in regions(captured) if one.tag} == {"forward"}
 
 
@@ -434,7 +433,8 @@ class Routes(nn.Module):
         ("L['self']._modules['by']._modules['a b']", ".by.a b"),
         ("""L['self'].by["it's"]""", ".by.it's"),
         ("L['self'].alias['first']", ".by.a b"),
-        ("L['block'].fc", "(Linear)"),
+        ("L['block'].fc", compiled_ranges.by_expression("L['block'].fc", "", "(Linear)")),
+        ("type(L['block']).fc", "by.a b"),  # another kind of expression
     ],
 )
 def test_every_route_to_a_module_leads_to_its_path(source: str, path: str) -> None:
@@ -459,11 +459,3 @@ def test_a_wrapper_adds_no_name_to_the_layers_of_its_kernels(tmp_path: Path) -> 
 
     (region,) = regions(capture(tmp_path, body))
     assert inside(region) == [("fc", "Linear"), ("act+(model)", "Tanh+Block")]
-
-
-def test_releases_before_2_8_pass_over_the_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the compiler is told by `skip_code`; else torch.export would name inputs after annot's own parameter."""
-    skipped: list[Any] = []
-    monkeypatch.setattr(module_calls, "_frames", SimpleNamespace(skip_code=skipped.append))
-    module_calls.pass_over(step)
-    assert skipped == [step.__code__]

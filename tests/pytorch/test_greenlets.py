@@ -47,7 +47,7 @@ class Nowhere:
 nowhere = Nowhere()
 "Other switchers of stacks than greenlet are unknown: to annot all calls are those of one coroutine."
 import annot.torch.module_calls
-fast.watch_greenlets(lambda: nowhere)
+annot.native.emitter().watch_greenlets(lambda: nowhere)
 """
 
 

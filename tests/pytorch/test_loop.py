@@ -260,7 +260,7 @@ def test_whoever_patches_on_top_keeps_working(tmp_path: Path) -> None:
 
 
 def test_a_compiled_step_is_compiled_alike(tmp_path: Path) -> None:
-    """`step` of an optimizer and gradient clipping, as one graph each, and no range of annot's is compiled in."""
+    """`step` of an optimizer and gradient clipping have the same graphs. The range of a step is around its graph."""
 
     def run(graphs: list[Any]) -> list[torch.Tensor]:
         torch._dynamo.reset()
@@ -286,7 +286,7 @@ def test_a_compiled_step_is_compiled_alike(tmp_path: Path) -> None:
     captured = ranged(tmp_path, lambda: seen.extend(run(graphs)))
     assert all(map(torch.equal, seen, expected))
     assert graphs == plain
-    assert optimizing(captured) == []
+    assert optimizing(captured) == ["Optimizer SGD params=26"] * 3
 
 
 def test_a_block_that_another_thread_leaves_amid_a_step_keeps_nothing_open(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from captured import Captured, capture
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.emit import client  # noqa: E402
@@ -86,6 +88,38 @@ def figures(captured: Captured, path: Path) -> list[tuple[str, str, int]]:
 
 def last_capture(folder: Path) -> Path:
     return max(folder.glob("capture*.sqlite"), key=lambda path: path.stat().st_mtime_ns)
+
+
+class Seen(TorchFunctionMode):
+    """Function mode of a user that notes every function of PyTorch that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(repr(func))
+        return func(*args, **kwargs or {})
+
+
+def test_a_function_mode_of_the_user_sees_the_calls_of_the_user(tmp_path: Path) -> None:
+    """What annot reads of an input is no call of the program, also where module calls are in Python."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def calls() -> list[str]:
+        with Seen() as seen:
+            model(X).sum().backward()
+        return seen.calls
+
+    plain, traced = calls(), []
+
+    def body() -> None:
+        with emit_ranges(model, memory=True):
+            traced.extend([calls(), calls()])
+
+    captured = capture(tmp_path, body)
+    assert traced == [plain, plain]
+    assert captured.ranges[0].text == "Forward Sequential [2,3]f32 |fwd"
 
 
 def test_every_layer_range_carries_both_figures(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sqlite3
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class Captured:
         self.unmatched_pops = unmatched_pops
         query = """select start, end, eventType, coalesce(text, value), globalTid from NVTX_EVENTS
                    left join StringIds on id = textId where eventType in (34, 59, 60) order by start, end desc"""
-        with sqlite3.connect(path) as database:
+        with contextlib.closing(sqlite3.connect(path)) as database:
             rows = database.execute(query).fetchall()
         marks = [(start, text, thread) for start, _, kind, text, thread in rows if kind == 34]
         known = (parse_source, parse_cpu, parse_loader, parse_machine)

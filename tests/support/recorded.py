@@ -90,6 +90,23 @@ def run(parts: Path | None, *words: object, **options: Any) -> subprocess.Comple
     )
 
 
+@functools.cache
+def _holder() -> str:
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
+    library = f"{_scratch()}/held_locks.so"
+    _compile([SOURCE.with_name("held_locks.c")], library, "-shared", "-fPIC", "-ldl")
+    return library
+
+
+def while_held(library: str, count: Path) -> dict[str, str]:
+    """Return variables with which a process forks while a thread holds a lock of a library (`held_locks.c`).
+
+    The process writes the number of these forks to the file `count`.
+    """
+    return {"LD_PRELOAD": _holder(), "HELD_LOCKS_OF": library, "HELD_LOCKS_COUNT": str(count)}
+
+
 @dataclass(frozen=True)
 class Row:
     """Row of NVTX_EVENTS with strings and ids resolved to names."""

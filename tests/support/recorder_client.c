@@ -1,6 +1,10 @@
 /* A program that makes the NVTX calls that its arguments spell out, and prints what they return. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <locale.h>
 #include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
@@ -8,7 +12,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -146,6 +153,67 @@ static void flap(const char *folder, int times)
         pthread_join(threads[i], NULL);
 }
 
+/* Forks while threads make ranges and names. Prints the number of children that did not end by themselves. */
+static void fork_again_and_again(int times)
+{
+    pthread_t threads[2];
+    int stuck = 0;
+    for (long i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, work_on, (void *)i);
+    for (; times && stuck < 2; times--) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(20);
+            work((void *)7L);
+            _exit(0);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        stuck += status != 0;
+    }
+    __atomic_store_n(&finished, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    printf("%d\n", stuck);
+}
+
+/* From now on, the kernel refuses shared mappings, allocation of disk space, or the opening of files. */
+static void refuse(const char *what)
+{
+    int maps = !strcmp(what, "mmap");
+    uint32_t call = maps ? SYS_mmap : !strcmp(what, "fallocate") ? SYS_fallocate : SYS_openat;
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[3])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, maps ? MAP_SHARED : ~0u, 0, (uint8_t)maps),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        exit(77);
+}
+
+/* Uses all keys, each with a value. `check_keys` prints the number of values that others changed. */
+static pthread_key_t first_key, keys;
+
+static void use_keys(void)
+{
+    for (pthread_key_t key; !pthread_key_create(&key, NULL); keys++) {
+        first_key = keys ? first_key : key;
+        pthread_setspecific(key, &keys);
+    }
+}
+
+static void check_keys(void)
+{
+    int changed = 0;
+    for (pthread_key_t key = first_key; key < first_key + keys; key++)
+        changed += pthread_getspecific(key) != &keys;
+    printf("%d\n", changed);
+}
+
 static void say_and_wait(void)
 {
     puts("ready");
@@ -229,6 +297,13 @@ static void step(void)
     else if (is("fork")) fflush(stdout), run_in_child(fork());
     else if (is("clone")) fflush(stdout), run_in_child(clone_process());
     else if (is("joined")) exit(0);
+    else if (is("forks")) fork_again_and_again(atoi(word()));
+    else if (is("refuse")) refuse(word());
+    else if (is("use-keys")) use_keys();
+    else if (is("check-keys")) check_keys();
+    else if (is("chroot")) { if (chroot(word()) || chdir("/")) exit(77); }
+    else if (is("setuid")) { if (setuid((uid_t)atoi(word()))) exit(77); }
+    else if (is("close-files")) syscall(SYS_close_range, 3u, ~0u, 0);
     else if (is("wait")) say_and_wait();
     else if (is("leave")) fflush(stdout), _exit(7);
     else if (is("exec")) execv("/proc/self/exe", at - 1);

@@ -1,71 +1,95 @@
-"""Run a program with the C call path built with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""Run Python programs and tests with the C parts of annot built with a sanitizer."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import tomllib
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from typing import Any
 
 import pytest
+from recorded import nvtx_headers
 
-from annot import native
+__all__ = ["ADDRESS", "ROOT", "SANITIZED", "THREAD", "run_sanitized", "run_tests", "runtime", "sanitized_package"]
 
-SOURCES = (
-    "client.c", "around.c", "torch_notes.c", "torch_calls.c", "torch_events.c", "torch_walk.c", "torch_graph.c",
-)  # fmt: skip
-# Stack variables stay uninstrumented: greenlets copy stacks including ASan's redzones.
-FLAGS = (
-    "-O1", "-g", "-std=gnu11", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-    "--param=asan-stack=0",
-)  # fmt: skip
-PRELUDE = """\
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("annot.native._emit", {library!r})
-fast = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fast)
-"""
+ROOT = Path(__file__).parents[2]
+ADDRESS, THREAD = "address,undefined", "thread"
+SANITIZED = ("_emit", "_recorder", "_tables")
+"""The C parts that do not need TensorFlow."""
+_RUNTIMES = {ADDRESS: ("libasan.so", "libubsan.so", "libstdc++.so"), THREAD: ("libtsan.so",)}
+_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=16:allocator_may_return_null=1",  # Python leaks on purpose
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": f"suppressions={ROOT / 'tests/support/tsan.supp'}",
+}
 
 
-def run_sanitized(program: str, folder: Path, *, limit_s: int = 300) -> str:
-    """Return the output of `program`. Fails on an invalid memory access, and skips the test without sanitizers."""
-    library, runtime = _built()
-    environ = {
-        **os.environ,
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "PYTHONMALLOC": "malloc",  # pymalloc would hide use after free
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "ANNOT_ENABLE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+def runtime(name: str) -> str:
+    """Return the path of a library of gcc. Skip the test if it is not installed."""
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
+    path = subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
+    if not os.path.isabs(path):
+        pytest.skip(f"gcc has no {name}")
+    return path
+
+
+@cache
+def sanitized_package(sanitizer: str, names: tuple[str, ...], *flags: str) -> dict[str, str]:
+    """Return the environment for Python with a copy of annot, in which the named C parts have the sanitizer."""
+    # The interpreter itself is not sanitized, so the library has to be there first.
+    preloaded = " ".join(map(runtime, _RUNTIMES[sanitizer]))
+    folder = Path(tempfile.mkdtemp(prefix="annot-sanitized-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(ROOT / "annot", folder / "annot", ignore=shutil.ignore_patterns("__pycache__"))
+    for extension in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]:
+        if extension["name"].rpartition(".")[2] in names:
+            _compile(extension, folder, f"-fsanitize={sanitizer}", *flags)
+    return {**_OPTIONS, "LD_PRELOAD": preloaded, "PYTHONPATH": str(folder), "ANNOT_TEST_PACKAGE": str(folder)}
+
+
+def _compile(extension: dict[str, Any], folder: Path, *flags: str) -> None:
+    out = folder.joinpath(*extension["name"].split(".")).with_suffix(".abi3.so")
+    macros = [f"-D{macro}={value}" for macro, value in extension.get("define-macros", [])]
+    includes = [f"-I{path}" for path in (*nvtx_headers(), sysconfig.get_paths()["include"])]
+    options = [*extension["extra-compile-args"], "-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+    words = ["gcc", "-shared", "-fPIC", *options, *flags, *macros, *includes, *extension["sources"], "-o", str(out)]
+    subprocess.run([*words, "-pthread", "-ldl"], cwd=folder, check=True, capture_output=True)
+
+
+def run_tests(names: tuple[str, ...], **environ: str) -> None:
+    """Run test files in a separate process. A report of a sanitizer ends the process."""
+    files = [str(ROOT / f"tests/{name}.py") for name in names]
+    if "ANNOT_TEST_PACKAGE" in environ:
+        files.append(f"{ROOT}/tests/packaging/test_smoke.py::test_package_is_the_one_under_test")
+    choice = ["-m", "not nsys and not slow or fuzz", "-k", "not ncu_rep"]  # NVIDIA's library does not load
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE.format(library=library) + program],
+        [sys.executable, "-P", "-m", "pytest", "-q", *files, *choice],
+        cwd=ROOT / "tests", env={**os.environ, **_OPTIONS, **environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout
+
+
+def run_sanitized(program: str, folder: Path, sanitizer: str = ADDRESS, *, limit_s: int = 300, **more: str) -> str:
+    """Return the output of a program with the sanitized client, tables and recorder. Fail on a report."""
+    # ASan leaves variables on the stack alone: greenlets copy stacks including its redzones.
+    package = sanitized_package(sanitizer, SANITIZED, *(["--param=asan-stack=0"] if sanitizer == ADDRESS else []))
+    environ = {**os.environ, **package, "ANNOT_ENABLE": "1", "OMP_NUM_THREADS": "1", **more}
+    environ["PYTHONPATH"] = os.pathsep.join([package["PYTHONPATH"], *sys.path])
+    if sanitizer == ADDRESS:
+        environ["PYTHONMALLOC"] = "malloc"  # pymalloc would hide use after free
+    check = f"import annot\nassert annot.__file__.startswith({package['PYTHONPATH']!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", check + program],
         cwd=folder, env=environ, capture_output=True, text=True, timeout=limit_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return done.stdout
-
-
-@cache
-def _built() -> tuple[str, str]:
-    """Return the library, and the runtime of the sanitizer, which must be preloaded."""
-    from annot.native._build import nvtx_include_dirs
-
-    compiler = next(filter(None, map(shutil.which, ("gcc", "cc"))), None)
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = Path(native.__file__).parent / "emit"
-    library = Path(mkdtemp(prefix="annot-sanitized-")) / "_emit.abi3.so"
-    include = [f"-I{path}" for path in (*nvtx_include_dirs(), sysconfig.get_paths()["include"])]
-    sources = [str(folder / name) for name in SOURCES]
-    command = [compiler, *FLAGS, "-DPy_LIMITED_API=0x030B0000", *include, *sources, "-o", str(library), "-ldl"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        pytest.skip(f"{compiler} cannot build with sanitizers: {built.stderr.strip()[-300:]}")
-    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return str(library), os.path.realpath(runtime.stdout.strip())

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -115,6 +117,7 @@ EXPORT size_t TF_TensorByteSize(const void *tensor) { return (size_t)((const Con
 EXPORT void TF_DeleteTensor(void *tensor) { (void)tensor; }
 
 static int started, ended, event;
+static volatile int forks, finished;
 
 static uint32_t start(void *of, uint64_t *id) { (void)of; *id = 7; __sync_fetch_and_add(&started, 1); return 1; }
 static void end(void *of, uint32_t generation, uint64_t id) { (void)of, (void)generation, (void)id; __sync_fetch_and_add(&ended, 1); }
@@ -132,7 +135,7 @@ static void *python_thread(void) { return &event; }
 static void *steps(void *arguments) {
     void **kernels = arguments;
     unsigned seed = (unsigned)(uintptr_t)&arguments;
-    for (int step = 0; step < 2000; step++) {
+    for (int step = 0; forks ? !finished : step < 2000; step++) {
         Context context = {.step = (int64_t)(uintptr_t)&arguments + step, .rank = rand_r(&seed) % 5, .inputs = 2};
         for (int i = 0; i < 4; i++)
             context.shape[i] = rand_r(&seed) % 90;
@@ -144,8 +147,35 @@ static void *steps(void *arguments) {
     return NULL;
 }
 
-int main(void) {
+/* Forks while threads run graphs. Each child closes ranges, runs a graph, makes and deletes a kernel, as a program may
+ * that leaves its block of ranges. Returns the number of children that did not end by themselves. */
+static int fork_again_and_again(int times, void **kernels) {
+    int stuck = 0;
+    for (; times && stuck < 2; times--) {
+        int status;
+        pid_t child = fork();
+        if (!child) {
+            Context context = {.step = -times, .inputs = 2};
+            Construction made = {.close.count = 1};
+            alarm(20);
+            started = ended = 0;
+            annot_tf_close_all();
+            for (int i = 0; i < 8; i++)
+                compute_kernel(kernels[i], &context);
+            made.close.values[0] = annot_tf_range(&event);
+            delete_kernel(create_kernel(&made));
+            annot_tf_close_all();
+            _exit(!started || started != ended);
+        }
+        waitpid(child, &status, 0);
+        stuck += status != 0;
+    }
+    return stuck;
+}
+
+int main(int count, char **arguments) {
     void *here = dlopen(NULL, RTLD_NOW);
+    forks = count > 1;
     if (annot_tf_register(here, start, end, sized))
         return 2;
     void *kernels[8];
@@ -164,6 +194,8 @@ int main(void) {
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
         pthread_create(&threads[i], NULL, steps, kernels);
+    int stuck = count > 1 ? fork_again_and_again(atoi(arguments[1]), kernels) : 0;
+    finished = 1;
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < 8; i++)
@@ -188,5 +220,5 @@ int main(void) {
         optimizer.destroy_func(made);
     }
     printf("%d %d\n", started, ended);
-    return started == 0 || started != ended;
+    return stuck || started == 0 || started != ended;
 }

@@ -17,6 +17,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from commands import annot, needs_recorder  # noqa: E402
+from recorded import while_held  # noqa: E402
+from sanitized import ADDRESS, run_tests, sanitized_package  # noqa: E402
 
 from annot import native  # noqa: E402
 from annot.tf import library, operation_owners  # noqa: E402
@@ -155,20 +157,38 @@ def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> N
     assert not re.search(rb"\| +tensorflow\b", done.stderr)
 
 
+def build_caller(folder: Path, *flags: str) -> str:
+    """Compile the C library into a program that calls it as TensorFlow does. Skip the test if the flags are unknown."""
+    parts, program = Path(native.__file__).parent / "tf_ops", str(folder / "caller")
+    sources = [Path(__file__).parents[1] / "support/tf_kernel_caller.c", parts / "operations.c", parts / "graphs.c"]
+    words = [COMPILER, "-O1", "-g", "-std=gnu11", "-rdynamic", "-pthread", *flags, *map(str, sources), "-o", program]
+    built = subprocess.run([*words, "-ldl"], capture_output=True, text=True, check=False)
+    if built.returncode:
+        pytest.skip(f"{COMPILER} cannot build with {flags}: {built.stderr.strip()[-200:]}")
+    return program
+
+
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_library_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     """Hostile attributes, shapes and graphs from four threads: no bad access, leak or race; all ranges are closed."""
-    parts = Path(native.__file__).parent / "tf_ops"
-    sources = [Path(__file__).parents[1] / "support/tf_kernel_caller.c", parts / "operations.c", parts / "graphs.c"]
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
-    program = tmp_path / "caller"
-    flags = ["-O1", "-g", "-std=gnu11", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-rdynamic", "-pthread"]
-    built = subprocess.run(
-        [compiler, *flags, *map(str, sources), "-o", str(program), "-ldl"], capture_output=True, text=True, check=False
-    )
-    if built.returncode:
-        pytest.skip(f"{compiler} cannot build with -fsanitize={sanitizer}: {built.stderr.strip()[-200:]}")
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=120)
+    program = build_caller(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_graphs_of_tensorflow_under_sanitizers() -> None:
+    """Loops, branches, functions, sizes known only at run time: no bad access by operations that TensorFlow runs."""
+    run_tests(("tensorflow/test_graphs", "tensorflow/test_sizes"), **sanitized_package(ADDRESS, ("_tf_ops",)))
+
+
+@needs_compiler
+def test_forks_while_graphs_run(tmp_path: Path) -> None:
+    """Children of forks during the critical sections of four threads close ranges and run graphs of their own."""
+    program, environ = build_caller(tmp_path), {**os.environ, **while_held("caller", tmp_path / "held")}
+    done = subprocess.run([program, "20"], env=environ, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int((tmp_path / "held").read_text()) > 10

@@ -6,7 +6,6 @@
 #include "client.h"
 
 #include <nvtx3/nvToolsExt.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,28 +58,47 @@ static Domain *find_domain(const char *name) {
     return domain;
 }
 
-static nvtxDomainHandle_t domain_handle(Domain *domain) {
-    if (domain->generation != generation) {
-        domain->handle = domain->name[0] ? nvtxDomainCreateA(domain->name) : NULL;
-        domain->generation = generation;
-    }
-    return domain->handle;
+/* TensorFlow's threads prepare events without the GIL. If several threads prepare the same one, the first handle stays. */
+pthread_mutex_t annot_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void before_fork(void) { pthread_mutex_lock(&annot_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&annot_lock); }
+static int is_prepared(const uint32_t *for_generation, uint32_t now) {
+    return __atomic_load_n(for_generation, __ATOMIC_ACQUIRE) == now;
 }
 
-/* TensorFlow's threads prepare events without the GIL. */
-static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
+static nvtxDomainHandle_t domain_handle(Domain *domain, uint32_t now) {
+    if (is_prepared(&domain->generation, now))
+        return domain->handle;
+    nvtxDomainHandle_t handle = domain->name[0] ? nvtxDomainCreateA(domain->name) : NULL;
+    pthread_mutex_lock(&annot_lock);
+    if (domain->generation != now) {
+        domain->handle = handle;
+        __atomic_store_n(&domain->generation, now, __ATOMIC_RELEASE);
+    }
+    handle = domain->handle;
+    pthread_mutex_unlock(&annot_lock);
+    return handle;
+}
 
-static void prepare(Event *event) {
-    pthread_mutex_lock(&prepare_lock);
-    if (event->generation != generation) {
-        nvtxDomainHandle_t domain = domain_handle(event->domain);
+static void register_event(Event *event, uint32_t now) {
+    nvtxDomainHandle_t domain = domain_handle(event->domain, now);
+    nvtxStringHandle_t text = event->registered ? nvtxDomainRegisterStringA(domain, event->utf8) : NULL;
+    pthread_mutex_lock(&annot_lock);
+    if (event->generation != now) {
         if (event->registered) {
             event->attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
-            event->attributes.message.registered = nvtxDomainRegisterStringA(domain, event->utf8);
+            event->attributes.message.registered = text;
         }
-        __atomic_store_n(&event->generation, generation, __ATOMIC_RELEASE);
+        __atomic_store_n(&event->generation, now, __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&prepare_lock);
+    pthread_mutex_unlock(&annot_lock);
+}
+
+/* Prepares an event for the tool of generation `now`. */
+static inline void prepare(Event *event, uint32_t now) {
+    if (!is_prepared(&event->generation, now))
+        register_event(event, now);
 }
 
 /* ---------------------------------------------------------------- torch.profiler */
@@ -134,6 +152,13 @@ typedef struct {
 static __thread Stack my_stack;
 static pthread_key_t free_at_thread_exit;
 
+int annot_new_key(pthread_key_t *key, void (*at_thread_exit)(void *)) {
+    int error = pthread_key_create(key, at_thread_exit);
+    if (error)
+        PyErr_Format(PyExc_ImportError, "annot cannot create a thread-specific key: %s", strerror(error));
+    return error ? -1 : 0;
+}
+
 static int make_room(Stack *stack) {
     uint32_t capacity = stack->capacity ? 2 * stack->capacity : 64;
     Open *grown = realloc(stack->ranges, capacity * sizeof *grown);
@@ -141,7 +166,7 @@ static int make_room(Stack *stack) {
         return 0;
     stack->ranges = grown;
     stack->capacity = capacity;
-    pthread_setspecific(free_at_thread_exit, grown);
+    (void)pthread_setspecific(free_at_thread_exit, grown); /* on failure, the thread leaves its stack allocated */
     return 1;
 }
 
@@ -166,8 +191,7 @@ uint32_t annot_push(Event *event) {
     uint32_t index = stack->count++;
     stack->ranges[index] = (Open){event->domain, NULL, generation};
     if (generation) {
-        if (event->generation != generation)
-            prepare(event);
+        prepare(event, generation);
         nvtxDomainRangePushEx(event->domain->handle, &event->attributes);
     }
     if (profiler_globals)
@@ -229,8 +253,7 @@ static PyObject *start(PyObject *module, PyObject *arg) {
     Event *event = (Event *)arg;
     nvtxRangeId_t id = 0;
     if (generation) {
-        if (event->generation != generation)
-            prepare(event);
+        prepare(event, generation);
         id = nvtxDomainRangeStartEx(event->domain->handle, &event->attributes);
     }
     PyObject *profiler = profiler_enter(event);
@@ -259,8 +282,7 @@ static uint32_t start_range(Event *event, uint64_t *id) {
     uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
     if (!now)
         return 0;
-    if (__atomic_load_n(&event->generation, __ATOMIC_ACQUIRE) != now)
-        prepare(event);
+    prepare(event, now);
     *id = nvtxDomainRangeStartEx(event->domain->handle, &event->attributes);
     return now;
 }
@@ -281,8 +303,7 @@ static PyObject *mark(PyObject *module, PyObject *arg) {
         return PyErr_Format(PyExc_TypeError, "mark expects an Event, got %R", arg);
     Event *event = (Event *)arg;
     if (generation) {
-        if (event->generation != generation)
-            prepare(event);
+        prepare(event, generation);
         nvtxDomainMarkEx(event->domain->handle, &event->attributes);
     }
     PyObject *profiler = profiler_enter(event);
@@ -358,21 +379,17 @@ static PyObject *event_domain(PyObject *self, void *closure) {
     return PyUnicode_FromString(((Event *)self)->domain->name);
 }
 
-static PyObject *event_category(PyObject *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(((Event *)self)->attributes.category);
-}
-
-static PyObject *event_color(PyObject *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(((Event *)self)->attributes.color);
+static PyObject *event_number(PyObject *self, void *offset) {
+    return PyLong_FromUnsignedLong(*(uint32_t *)((char *)self + (uintptr_t)offset));
 }
 
 static PyGetSetDef event_getset[] = {
     {"text", event_text, NULL, "Text of the range.", NULL},
     {"domain", event_domain, NULL, "Name of the domain; empty for the default domain.", NULL},
-    {"category", event_category, NULL, "Number of the category in the domain.", NULL},
-    {"color", event_color, NULL, "Color as 0xAARRGGBB; 0 for the color of the tool.", NULL},
+    {"category", event_number, NULL, "Number of the category in the domain.",
+     (void *)offsetof(Event, attributes.category)},
+    {"color", event_number, NULL, "Color as 0xAARRGGBB; 0 for the color of the tool.",
+     (void *)offsetof(Event, attributes.color)},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -401,7 +418,7 @@ static PyObject *attach(PyObject *module, PyObject *unused) {
 
 static PyObject *detach(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    generation = 0;
+    __atomic_store_n(&generation, 0, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
 }
 
@@ -414,11 +431,8 @@ static PyObject *name_category(PyObject *module, PyObject *args) {
     Domain *domain = find_domain(domain_name);
     if (!domain)
         return NULL;
-    if (generation) {
-        pthread_mutex_lock(&prepare_lock);
-        nvtxDomainNameCategoryA(domain_handle(domain), id, name);
-        pthread_mutex_unlock(&prepare_lock);
-    }
+    if (generation)
+        nvtxDomainNameCategoryA(domain_handle(domain, generation), id, name);
     Py_RETURN_NONE;
 }
 
@@ -467,7 +481,9 @@ static PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__emit(void) {
     pristine = GLOBALS;
-    if (pthread_key_create(&free_at_thread_exit, free) != 0)
+    if (annot_new_key(&free_at_thread_exit, free) < 0)
+        return NULL;
+    if (pthread_atfork(before_fork, after_fork, after_fork) != 0)
         return PyErr_NoMemory();
     PyObject *module = PyModule_Create(&definition);
     if (!module)

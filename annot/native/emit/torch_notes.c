@@ -303,17 +303,13 @@ typedef struct Orphan {
 
 static __thread Notes *my_notes = NULL;
 static pthread_key_t leave_orphan;
-static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
 static Orphan *orphans = NULL;
 
-/* Runs in a forked child: the thread that held the lock does not exist there. */
-static void free_orphans_lock(void) { pthread_mutex_init(&orphans_lock, NULL); }
-
 static void on_thread_exit(void *orphan) {
-    pthread_mutex_lock(&orphans_lock);
+    pthread_mutex_lock(&annot_lock);
     ((Orphan *)orphan)->next = orphans;
     orphans = orphan;
-    pthread_mutex_unlock(&orphans_lock);
+    pthread_mutex_unlock(&annot_lock);
 }
 
 /* Follows greenlet switches of this thread. */
@@ -326,10 +322,10 @@ static int follow_switches(void) {
 }
 
 static void free_orphans(void) {
-    pthread_mutex_lock(&orphans_lock);
+    pthread_mutex_lock(&annot_lock);
     Orphan *list = orphans;
     orphans = NULL;
-    pthread_mutex_unlock(&orphans_lock);
+    pthread_mutex_unlock(&annot_lock);
     while (list) {
         Orphan *next = list->next;
         Py_DECREF((PyObject *)list->notes);
@@ -362,7 +358,7 @@ Notes *annot_get_notes(void) {
     made->next = all_notes;
     all_notes = (Notes *)Py_NewRef((PyObject *)made);
     orphan->notes = made;
-    pthread_setspecific(leave_orphan, orphan);
+    (void)pthread_setspecific(leave_orphan, orphan); /* on failure, the notes stay until the process ends */
     return my_notes = made;
 }
 
@@ -454,10 +450,8 @@ static PyType_Spec invocation_spec = {"annot.native._emit.Invocation", sizeof(In
 static PyType_Spec notes_spec = {"annot.native._emit.Notes", sizeof(Notes), 0, INTERNAL, notes_slots};
 
 int annot_add_notes(void) {
-    if (pthread_key_create(&leave_orphan, on_thread_exit) != 0 || pthread_atfork(NULL, NULL, free_orphans_lock) != 0) {
-        PyErr_NoMemory();
+    if (annot_new_key(&leave_orphan, on_thread_exit) < 0)
         return -1;
-    }
     invocation_type = (PyTypeObject *)PyType_FromSpec(&invocation_spec);
     notes_type = (PyTypeObject *)PyType_FromSpec(&notes_spec);
     return invocation_type && notes_type ? 0 : -1;

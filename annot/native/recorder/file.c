@@ -2,7 +2,8 @@
  *
  * Chunks are memory-mapped, so that written records survive a crash of the process. The kind of a record is stored
  * last: readers never see an incomplete record. The blocks of a chunk are allocated before it is mapped, because a full
- * disk would raise SIGBUS. If the allocation fails, lost events are counted in the header, which stays mapped. */
+ * disk would raise SIGBUS. If the allocation fails, lost events are counted in the header, which stays mapped. Where a
+ * sandbox or file system refuses shared mappings, chunks are memory, and each event is copied to the file by pwrite. */
 #define _GNU_SOURCE
 #include "recorder.h"
 
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,10 +27,13 @@ pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
     char path[PATH_MAX + 64];
+    dev_t device;
+    ino_t inode;
     off_t size;
-    int open;
+    int open, descriptor, error; /* `error`: of the first failure of the recording, or 0 */
     header *header; /* address where the header of each file is mapped, as any thread may count in it; NULL: none yet */
-} file;
+    int copies; /* the header is not mapped: `save_header` copies it to the file */
+} file = {.descriptor = -1};
 
 static uint64_t read_clock(clockid_t clock)
 {
@@ -53,9 +58,62 @@ void put_text(record *r, const char *text, uint32_t length)
     }
 }
 
-/* Allocates blocks. Checks RLIMIT_FSIZE first: exceeding it would kill the process (SIGXFSZ). */
+static int is_ours(int fd)
+{
+    struct stat status;
+    return fd >= 0 && !fstat(fd, &status) && status.st_dev == file.device && status.st_ino == file.inode;
+}
+
+/* Moves a descriptor away from the low numbers, which the program expects for its own files. */
+static int move_up(int fd)
+{
+    struct rlimit limit;
+    int lowest = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > 1024 ? 512 : (int)limit.rlim_cur / 2;
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, lowest);
+    close(fd);
+    return moved;
+}
+
+/* Returns a descriptor of the file, or -1 with errno set. It stays open, because after chroot or setuid the path may not
+ * work. The program may close it and reuse its number; then the file is opened again. */
+static int descriptor(void)
+{
+    if (is_ours(file.descriptor))
+        return file.descriptor;
+    int fd = open(file.path, O_RDWR | O_CLOEXEC);
+    file.descriptor = fd < 0 ? -1 : move_up(fd);
+    if (file.descriptor < 0 || is_ours(file.descriptor))
+        return file.descriptor;
+    close(file.descriptor);
+    errno = ESTALE;
+    return file.descriptor = -1;
+}
+
+static void close_file(void)
+{
+    if (is_ours(file.descriptor))
+        close(file.descriptor);
+    file.descriptor = -1;
+}
+
+/* Writes all bytes. Returns an errno. */
+static int write_at(int fd, const void *bytes, size_t count, off_t offset)
+{
+    for (const char *from = bytes; count;) {
+        ssize_t written = pwrite(fd, from, count, offset);
+        if (written <= 0 && (!written || errno != EINTR))
+            return written ? errno : ENOSPC;
+        if (written > 0)
+            from += written, offset += written, count -= (size_t)written;
+    }
+    return 0;
+}
+
+/* Allocates blocks; writes zeros where fallocate is refused. Returns an errno. Checks RLIMIT_FSIZE first: exceeding it
+ * would kill the process (SIGXFSZ). */
 static int reserve(int fd, off_t offset, size_t bytes)
 {
+    static const char zeros[PAGE];
     struct rlimit limit;
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY
         && (rlim_t)offset + bytes > limit.rlim_cur)
@@ -64,16 +122,12 @@ static int reserve(int fd, off_t offset, size_t bytes)
     do
         error = posix_fallocate(fd, offset, (off_t)bytes);
     while (error == EINTR);
-    return error;
-}
-
-/* Maps part of the file at `at`, or anywhere if NULL. Returns NULL and sets errno without space. */
-static void *map(void *at, int fd, off_t offset, size_t bytes)
-{
-    if ((errno = reserve(fd, offset, bytes)))
-        return NULL;
-    at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, offset);
-    return at == MAP_FAILED ? NULL : at;
+    if (!error || error == ENOSPC || error == EDQUOT)
+        return error;
+    for (size_t at = 0; at < bytes; at += PAGE)
+        if ((error = write_at(fd, zeros, PAGE, offset + (off_t)at)))
+            return error;
+    return 0;
 }
 
 /* Maps zeroed memory, at `at` in place of a file: later writes go to this memory, not to the file. */
@@ -82,6 +136,42 @@ static void *map_zeros(void *at, size_t bytes)
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
     at = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     return at == MAP_FAILED ? NULL : at;
+}
+
+/* Maps part of the file at `at`, or anywhere if NULL; where this is refused, memory, and sets `copies`. Returns NULL and
+ * sets errno without space. */
+static void *map(void *at, off_t offset, size_t bytes, int *copies)
+{
+    int fd = descriptor();
+    int error = fd < 0 ? errno : reserve(fd, offset, bytes);
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, offset);
+    *copies = mapped == MAP_FAILED;
+    return *copies ? map_zeros(at, bytes) : mapped;
+}
+
+/* Writes the header unless it is mapped, except for `retired`, which the reader sets. */
+static void save_header(void)
+{
+    int fd = file.copies ? descriptor() : -1;
+    if (fd >= 0)
+        write_at(fd, file.header, offsetof(header, retired), 0);
+}
+
+void note_failure(int error)
+{
+    if (!file.error)
+        file.error = error;
+    if (file.open)
+        file.header->error = (uint32_t)file.error;
+}
+
+int first_error(void)
+{
+    return file.error;
 }
 
 static void describe(header *h)
@@ -112,61 +202,91 @@ static int create(const char *folder)
 }
 
 /* Returns an errno. */
-static int map_header(int fd)
+static int map_header(void)
 {
     header *h = file.header;
     if (!h && !(h = map_zeros(NULL, PAGE)))
         return ENOMEM;
     uint64_t unreported = __atomic_load_n(&h->lost_events, __ATOMIC_RELAXED);
-    if (!map(h, fd, 0, PAGE)) {
-        int error = errno;
-        __atomic_store_n(&file.header, map_zeros(h, PAGE), __ATOMIC_RELEASE); /* the failed mmap may have unmapped it */
-        lost(unreported);
-        return error;
-    }
+    int error = map(h, 0, PAGE, &file.copies) ? 0 : errno;
+    if (error)
+        h = map_zeros(h, PAGE); /* the failed mmap may have unmapped it */
     __atomic_store_n(&file.header, h, __ATOMIC_RELEASE);
     lost(unreported);
-    return 0;
+    return error;
+}
+
+/* Returns an errno. */
+static int make_file(const char *folder)
+{
+    struct stat status;
+    int fd = create(folder);
+    if (fd < 0)
+        return errno;
+    int error = fstat(fd, &status) ? errno : 0;
+    if (error) {
+        close(fd);
+    } else {
+        file.device = status.st_dev, file.inode = status.st_ino;
+        file.descriptor = move_up(fd);
+        error = map_header();
+    }
+    if (error) {
+        close_file();
+        unlink(file.path);
+    }
+    return error;
 }
 
 int have_file(const char *folder)
 {
-    if (file.open)
-        return 0;
-    int fd = create(folder);
-    if (fd < 0)
-        return errno;
-    int error = map_header(fd);
-    close(fd);
-    if (error) {
-        unlink(file.path);
+    int error = file.open ? 0 : make_file(folder);
+    if (error)
+        note_failure(error);
+    if (error || file.open)
         return error;
-    }
     describe(file.header);
     file.size = PAGE;
     file.open = 1;
+    file.header->error = (uint32_t)file.error;
+    save_header();
     return 0;
+}
+
+static void note_end(void)
+{
+    if (!file.open)
+        return;
+    file.header->stopped = now();
+    save_header();
 }
 
 void leave_file(int inherited)
 {
     leave_names();
-    if (file.open && !inherited)
-        file.header->stopped = now();
+    if (!inherited)
+        note_end();
+    close_file();
     if (file.header)
         __atomic_store_n(&file.header, map_zeros(file.header, PAGE), __ATOMIC_RELEASE);
-    file.open = 0;
+    file.open = file.copies = file.error = 0;
 }
 
 __attribute__((destructor)) static void note_exit(void)
 {
-    if (!is_copy() && file.open)
-        file.header->stopped = now();
+    if (!is_copy())
+        note_end();
 }
 
 int is_retired(void)
 {
-    return file.open && __atomic_load_n(&file.header->retired, __ATOMIC_RELAXED);
+    if (!file.open)
+        return 0;
+    uint32_t *retired = &file.header->retired;
+    int fd = file.copies ? descriptor() : -1;
+    if (fd >= 0 && pread(fd, retired, sizeof *retired, offsetof(header, retired)) < 0)
+        note_failure(errno);
+    return __atomic_load_n(retired, __ATOMIC_RELAXED) != 0;
 }
 
 void lost(uint64_t events)
@@ -178,26 +298,10 @@ void lost(uint64_t events)
 
 void save_names(void)
 {
-    if (file.open)
-        file.header->lost_names = write_names();
-}
-
-/* Opens the file for each chunk, because the program may close all file descriptors or run out of them. */
-int map_chunk(chunk *c, size_t bytes)
-{
-    int fd = open(file.path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    record *base = map(NULL, fd, file.size, bytes);
-    close(fd);
-    if (!base)
-        return 0;
-    file.size += (off_t)bytes;
-    *c = (chunk){base, base + 1, base + bytes / sizeof(record), NULL};
-    base->payload = bytes;
-    memcpy(&base->time, MAGIC, sizeof base->time);
-    publish(base, CHUNK);
-    return 1;
+    if (!file.open)
+        return;
+    file.header->lost_names = write_names();
+    save_header();
 }
 
 static size_t size_of(const chunk *c)
@@ -205,14 +309,49 @@ static size_t size_of(const chunk *c)
     return (size_t)((char *)c->end - (char *)c->base);
 }
 
+int map_chunk(chunk *c, size_t bytes)
+{
+    int copies = 0;
+    record *base = map(NULL, file.size, bytes, &copies);
+    if (!base) {
+        note_failure(errno);
+        return 0;
+    }
+    *c = (chunk){base, base + 1, base + bytes / sizeof(record), copies ? base : NULL, file.size, NULL};
+    base->payload = bytes;
+    memcpy(&base->time, MAGIC, sizeof base->time);
+    publish(base, CHUNK);
+    if (save_chunk(c, c->next)) {
+        unmap_chunk(c);
+        return 0;
+    }
+    file.size += (off_t)bytes;
+    return 1;
+}
+
+int save_chunk(chunk *c, record *end)
+{
+    if (!c->saved || c->saved == end)
+        return 0;
+    size_t begin = (size_t)((char *)c->saved - (char *)c->base), bytes = (size_t)((char *)end - (char *)c->saved);
+    int fd = descriptor();
+    int error = fd < 0 ? errno : write_at(fd, c->saved, bytes, c->offset + (off_t)begin);
+    if (error)
+        note_failure(error);
+    else
+        c->saved = end;
+    return error != 0;
+}
+
 void unmap_chunk(chunk *c)
 {
     if (c->base)
         munmap(c->base, size_of(c));
-    c->base = c->next = c->end = NULL;
+    *c = (chunk){0};
 }
 
 void detach_chunk(chunk *c)
 {
-    map_zeros(c->base, size_of(c));
+    if (!c->saved)
+        map_zeros(c->base, size_of(c));
 }

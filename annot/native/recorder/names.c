@@ -136,6 +136,7 @@ uint32_t write_names(void)
 {
     while (written < defined && (!definitions[written].kind || write_definition(&definitions[written])))
         written++;
+    save_chunk(&names, names.next);
     return defined - written;
 }
 

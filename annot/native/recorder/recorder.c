@@ -161,14 +161,15 @@ static uint8_t payload_type(const nvtxEventAttributes_t *e)
 }
 
 /* Reads the clock last, just before the record becomes visible, to keep the cost of recording out of the range. */
-static inline void fill(record *r, enum kind kind, uint32_t domain, const nvtxEventAttributes_t *e, uint8_t flags)
+static inline void fill(
+    thread *t, record *r, enum kind kind, uint32_t domain, const nvtxEventAttributes_t *e, uint8_t flags)
 {
     r->flags = (uint8_t)(flags | (e->colorType == NVTX_COLOR_ARGB ? HAS_COLOR : 0));
     r->domain = (uint16_t)domain;
     r->category = e->category;
     r->color = e->color;
     r->time = now();
-    publish(r, kind);
+    finish(t, r, kind);
 }
 
 static uint32_t registered(const nvtxEventAttributes_t *e)
@@ -194,7 +195,7 @@ __attribute__((noinline)) static void record_long(
         put_text(r + 1 + extra, text, length);
         r->text = text ? length : registered(e);
         r->payload = id ? id : e->payload.ullValue;
-        fill(r, kind, domain, e, (uint8_t)(flags | (text ? HAS_TEXT : 0) | (extra ? HAS_EXTRA : 0)));
+        fill(t, r, kind, domain, e, (uint8_t)(flags | (text ? HAS_TEXT : 0) | (extra ? HAS_EXTRA : 0)));
     }
     free(made);
 }
@@ -211,7 +212,7 @@ static inline void record_event(
         return;
     r->text = registered(e);
     r->payload = e->payload.ullValue;
-    fill(r, kind, domain, e, payload_type(e));
+    fill(t, r, kind, domain, e, payload_type(e));
 }
 
 static int push(nvtxDomainHandle_t handle, const nvtxEventAttributes_t *e)
@@ -241,7 +242,7 @@ static int pop(nvtxDomainHandle_t handle)
     if (r) {
         r->domain = (uint16_t)domain;
         r->time = time;
-        publish(r, stray ? STRAY_POP : POP);
+        finish(t, r, stray ? STRAY_POP : POP);
     }
     return stray ? NVTX_NO_PUSH_POP_TRACKING : (int)d->level;
 }
@@ -264,7 +265,7 @@ static void end(nvtxDomainHandle_t domain, nvtxRangeId_t id)
     if (r) {
         r->time = time;
         r->payload = id;
-        publish(r, END);
+        finish(t, r, END);
     }
 }
 
@@ -386,6 +387,15 @@ EXPORT void annot_recorder_stop(void)
 EXPORT uint32_t annot_recorder_starts(void)
 {
     return (uint32_t)__atomic_load_n(&range_ids, __ATOMIC_RELAXED);
+}
+
+/* Returns the errno of the first failure of this recording, or 0. */
+EXPORT int annot_recorder_error(void)
+{
+    pthread_mutex_lock(&mutex);
+    int error = first_error();
+    pthread_mutex_unlock(&mutex);
+    return error;
 }
 
 EXPORT int annot_recorder_active(void)

@@ -35,12 +35,15 @@ typedef struct header {
     uint32_t version, pid;
     uint64_t started, started_utc, stopped; /* ns; `started` and `stopped` on the monotonic clock */
     uint64_t lost_events, lost_names;
-    char program[PATH_MAX / 2];
+    char program[PATH_MAX / 2 - 4];
+    uint32_t error; /* errno of the first failure, or 0 */
     uint32_t retired; /* set by the reader: the file will be deleted, and the process must stop recording */
 } header;
 
 typedef struct chunk {
     record *base, *next, *end;
+    record *saved; /* NULL: the file is mapped here. Otherwise, records before it are copied to the file */
+    off_t offset;
     struct chunk *link;
 } chunk;
 
@@ -55,7 +58,7 @@ typedef struct thread {
     chunk *chunk;
     uint32_t patience, sections, serial;
     int32_t id;
-    int gap;
+    int gap, copies; /* `copies`: `finish` copies each event to the file, because the chunk is not mapped */
     struct thread *before, *after;
 } thread;
 
@@ -80,9 +83,12 @@ int have_file(const char *folder); /* returns an errno */
 void leave_file(int inherited); /* the next `have_file` creates a new file */
 int is_retired(void);
 int map_chunk(chunk *c, size_t bytes); /* returns 0 without space */
+int save_chunk(chunk *c, record *end); /* copies records before `end` unless the file is mapped; returns whether it failed */
 void unmap_chunk(chunk *c);
 void detach_chunk(chunk *c); /* replaces the file mapping by memory; another thread may be writing to it */
 void lost(uint64_t events);
+void note_failure(int error); /* keeps the errno of the first failure of a recording */
+int first_error(void); /* returns it, or 0 */
 void save_names(void);
 
 /* names.c; with the mutex held */
@@ -101,6 +107,7 @@ int adopt_process(void); /* in a forked child: sets up the recorder; returns whe
 thread *enter(void);
 depth *deeper(thread *t, uint32_t domain);
 record *more_room(thread *t, uint32_t slots);
+void save_event(thread *t);
 
 static inline int is_copy(void)
 {
@@ -115,6 +122,14 @@ static inline uint32_t active(void)
 static inline void publish(record *r, enum kind kind)
 {
     __atomic_store_n(&r->kind, (uint8_t)kind, __ATOMIC_RELEASE);
+}
+
+/* Publishes an event of a thread, whose other records are complete. */
+static inline void finish(thread *t, record *r, enum kind kind)
+{
+    publish(r, kind);
+    if (UNLIKELY(t->copies))
+        save_event(t);
 }
 
 static inline uint32_t text_records(uint32_t length)

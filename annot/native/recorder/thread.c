@@ -20,18 +20,12 @@ __attribute__((aligned(PAGE))) own own_page;
 __thread thread *mine;
 
 static uint32_t session, sessions, threads_seen; /* `session`: as own_page.active, but inherited by children */
+static int detects_children;
 static char directory[PATH_MAX];
 static thread *threads;
 static chunk *spare;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t exit_key;
-
-/* Linux before 4.14 lacks MADV_WIPEONFORK. There, only children of fork are detected (pthread_atfork). */
-__attribute__((constructor)) static void own_memory(void)
-{
-    madvise(&own_page, sizeof own_page, MADV_WIPEONFORK);
-    own_page.original = 1;
-}
+static int has_key;
 
 static void switch_to(uint32_t number)
 {
@@ -79,6 +73,8 @@ static chunk *new_chunk(const thread *t, uint32_t slots)
     size_t bytes = t->sections == 0 ? 2 * PAGE : t->sections == 1 ? 16 * PAGE : 64 * PAGE;
     size_t needed = page_up((slots + 1) * sizeof(record));
     chunk *c = malloc(sizeof *c);
+    if (!c)
+        note_failure(ENOMEM);
     if (c && map_chunk(c, needed > bytes ? needed : bytes))
         return c;
     free(c);
@@ -136,6 +132,7 @@ static record *start_chunk(thread *t, uint32_t slots)
         return NULL;
     t->next = t->chunk->next;
     t->end = t->chunk->end;
+    t->copies = t->chunk->saved != NULL;
     begin_section(t);
     record *r = t->next;
     t->next += slots;
@@ -185,7 +182,7 @@ static void in_child(void)
         mine->chunk = NULL;
         mine->next = mine->end = NULL;
         mine->session = 0;
-        mine->gap = 0;
+        mine->gap = mine->copies = 0;
         mine->id = (int32_t)syscall(SYS_gettid);
     }
     drop_spare();
@@ -208,10 +205,14 @@ __attribute__((cold, noinline)) int adopt_process(void)
     return 1;
 }
 
-static void set_up(void)
+/* Detects children. Linux before 4.14 lacks MADV_WIPEONFORK; there, children of clone are not detected. Without memory for
+ * the handlers of fork, a child of fork is detected as a child of clone is. */
+__attribute__((constructor)) static void set_up(void)
 {
-    pthread_key_create(&exit_key, leave);
-    pthread_atfork(before_fork, after_fork, in_child);
+    int wiped = !madvise(&own_page, sizeof own_page, MADV_WIPEONFORK);
+    int handled = !pthread_atfork(before_fork, after_fork, in_child);
+    detects_children = wiped || handled;
+    own_page.original = 1;
 }
 
 __attribute__((cold, noinline)) thread *enter(void)
@@ -219,7 +220,6 @@ __attribute__((cold, noinline)) thread *enter(void)
     thread *t = calloc(1, sizeof *t);
     if (!t)
         return NULL;
-    pthread_once(&once, set_up);
     t->id = (int32_t)syscall(SYS_gettid);
     pthread_mutex_lock(&mutex);
     t->serial = ++threads_seen;
@@ -227,8 +227,12 @@ __attribute__((cold, noinline)) thread *enter(void)
     if (threads)
         threads->before = t;
     threads = t;
+    /* The program may use all keys. Then a thread that ends leaves its chunk mapped until the recording ends. */
+    has_key = has_key || !pthread_key_create(&exit_key, leave);
+    int has_exit = has_key;
     pthread_mutex_unlock(&mutex);
-    pthread_setspecific(exit_key, t);
+    if (has_exit)
+        (void)pthread_setspecific(exit_key, t); /* out of memory: as without a key */
     return mine = t;
 }
 
@@ -251,6 +255,20 @@ static void lose(thread *t)
             t->depths[d].floor = t->depths[d].level;
     t->gap = 1;
     lost(1);
+}
+
+/* If the event cannot be written, it is lost, and a later chunk notes the gap. */
+void save_event(thread *t)
+{
+    pthread_mutex_lock(&mutex);
+    chunk *c = t->session == session ? t->chunk : NULL;
+    if (c && save_chunk(c, t->next)) {
+        memset(c->saved, 0, (size_t)((char *)t->next - (char *)c->saved));
+        t->next = c->saved;
+        release_chunk(t);
+        lose(t);
+    }
+    pthread_mutex_unlock(&mutex);
 }
 
 static void end_session(void)
@@ -298,14 +316,17 @@ int start_session(const char *folder, int must_open)
 {
     if (is_copy() && !adopt_process())
         return EBUSY;
-    pthread_once(&once, set_up);
     char *path = realpath(folder, NULL);
     int error = !path || strlen(path) >= sizeof directory ? (path ? ENAMETOOLONG : errno) : 0;
+    if (!detects_children)
+        error = ENOMEM;
     pthread_mutex_lock(&mutex);
     end_if_retired();
-    if (session)
+    if (session) {
         error = EALREADY;
-    if (!error) {
+    } else if (error) {
+        note_failure(error);
+    } else {
         strcpy(directory, path);
         leave_file(0);
         error = have_file(directory);

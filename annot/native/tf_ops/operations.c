@@ -104,9 +104,26 @@ typedef struct Range {
     Sized *sized[MAX_SIZED]; /* the most recently used entry comes first */
 } Range;
 
+/* fork() waits until this lock is free. While it is held, no other lock is taken, as fork() also waits for other locks. */
 static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 static Range **ranges = NULL; /* by number */
 static uint32_t range_count = 0, range_capacity = 0;
+
+static void before_fork(void) { pthread_mutex_lock(&ranges_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&ranges_lock); }
+
+/* The child lacks the threads that execute graphs. They may have held locks of ranges, whose data is then incomplete. */
+static void in_child(void) {
+    for (uint32_t number = 0; number < range_count; number++) {
+        Range *range = ranges[number];
+        if (!range)
+            continue;
+        pthread_mutex_init(&range->lock, NULL);
+        range->open = NULL, range->open_count = range->open_capacity = 0;
+        range->sized_count = 0;
+    }
+    pthread_mutex_unlock(&ranges_lock);
+}
 
 /* Creates a range for an event, which the caller keeps alive. Returns its number, or -1 when out of memory. */
 EXPORT int64_t annot_tf_range(void *event) {
@@ -115,7 +132,7 @@ EXPORT int64_t annot_tf_range(void *event) {
     if (!created)
         return -1;
     created->event = event;
-    pthread_mutex_init(&created->lock, NULL);
+    pthread_mutex_init(&created->lock, NULL); /* glibc and musl: cannot fail for default attributes */
     pthread_mutex_lock(&ranges_lock);
     if (range_count == range_capacity) {
         uint32_t capacity = range_capacity ? 2 * range_capacity : 256;
@@ -138,10 +155,13 @@ static void end_open(Open open) {
         end_range(open.event, open.generation, open.id);
 }
 
-/* Returns the range with this number and adds a reference for a kernel; NULL if the number is unknown. */
-static Range *hold_range(int64_t number) {
+/* Returns the range with this number and adds a reference for a kernel; NULL if the number is unknown, or the range has
+ * fewer kernels. */
+static Range *hold_range(int64_t number, uint32_t least_kernels) {
     pthread_mutex_lock(&ranges_lock);
     Range *range = number >= 0 && number < range_count ? ranges[number] : NULL;
+    if (range && range->kernels < least_kernels)
+        range = NULL;
     if (range)
         range->kernels++;
     pthread_mutex_unlock(&ranges_lock);
@@ -215,8 +235,10 @@ static void close_range(Range *range, const Execution *execution) {
 EXPORT int annot_tf_close_all(void) {
     int closed = 0;
     pthread_mutex_lock(&ranges_lock);
-    for (uint32_t number = 0; number < range_count; number++) {
-        Range *range = ranges[number];
+    uint32_t count = range_count;
+    pthread_mutex_unlock(&ranges_lock);
+    for (uint32_t number = 0; number < count; number++) {
+        Range *range = hold_range(number, 1);
         if (!range)
             continue;
         pthread_mutex_lock(&range->lock);
@@ -226,8 +248,8 @@ EXPORT int annot_tf_close_all(void) {
         }
         range->open_count = 0;
         pthread_mutex_unlock(&range->lock);
+        release_range(number);
     }
-    pthread_mutex_unlock(&ranges_lock);
     return closed;
 }
 
@@ -299,6 +321,8 @@ static void *event_to_open(Range *range, int first, int shapes, void *context, v
     if (event || full)
         return event ? event : range->event;
     event = size_event(range->event, numbers, count); /* without holding a lock: this waits for the GIL */
+    if (!event) /* the callback raised */
+        return range->event;
     keep_sized(range, numbers, count, event);
     return event;
 }
@@ -331,7 +355,7 @@ static int64_t *read_list(void *construction, const char *name, int *count, void
 }
 
 static Use make_use(int64_t number, int64_t first, int64_t shapes) {
-    return (Use){hold_range(number), number, (int)first, (int)shapes};
+    return (Use){hold_range(number, 0), number, (int)first, (int)shapes};
 }
 
 /* The attribute `open` has three values per range: its number, its first shape input, and the number of its shapes. */
@@ -416,6 +440,8 @@ EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange e
     if (missing)
         return missing;
     start_range = start, end_range = end, size_event = size;
+    if (pthread_atfork(before_fork, after_fork, in_child) != 0)
+        return "memory for pthread_atfork";
     void *status = TF_NewStatus();
     int done = register_operation(status);
     TF_DeleteStatus(status);

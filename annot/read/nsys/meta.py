@@ -61,7 +61,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
-        "cut": _cut(integer(dict(capture).get("ANNOT_LOST_EVENTS", "")) or 0),
+        "cut": _cut(dict(capture)),
         **_machine(tables),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
@@ -108,11 +108,11 @@ def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> di
     return meta | {"processes": [processes[process] for process in sorted(processes)]}
 
 
-def _cut(lost: int) -> str:
+def _cut(capture: Mapping[str, str]) -> str:
     """Return the sentence about events that annot's recorder could not write."""
-    return (
-        f"The recording is cut: {counted(lost, 'event')} could not be written. Check for a full disk." if lost else ""
-    )
+    lost, reason = integer(capture.get("ANNOT_LOST_EVENTS", "")) or 0, capture.get("ANNOT_LOST_REASON")
+    why = f": {reason}." if reason else ". Check for a full disk."
+    return f"The recording is cut: {counted(lost, 'event')} could not be written{why}" if lost else ""
 
 
 def notes_of_recorder(tables: Tables) -> list[str]:

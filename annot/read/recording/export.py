@@ -24,7 +24,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import Profile, conform
-from annot.read.notes import sentences
+from annot.read.notes import counted, sentences
 from annot.read.nsys import sqlite_export
 from annot.read.recording.events import MARK, Tally, read_events
 from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
@@ -50,8 +50,15 @@ class Recording:
     """Pops and range ends without a start in the recording."""
     lost: int
     """Events that the recorder could not write: pushes, pops, starts, ends and marks."""
+    reason: str
+    """The first error of the system while it wrote; empty if it is unknown."""
     notes: list[str] = field(default_factory=list)
     """Sentences about data that could not be read, matched or written."""
+
+    def loss(self, place: Path) -> str:
+        """Return the sentence about events that are missing from `place`, empty if there are none."""
+        reason = self.reason or "Check for a full disk"
+        return f"{counted(self.lost, 'event')} could not be written to {place}: {reason}." if self.lost else ""
 
 
 def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None, even_empty: bool = True) -> Recording:
@@ -133,10 +140,12 @@ def _write(file: _EventsFile, parts: list[Part], notes: list[str], meta: Mapping
         open_ranges=tally.open_ranges,
         unmatched_pops=tally.unmatched_pops,
         lost=sum(part.lost_events for part in parts),
+        reason=next((os.strerror(part.error) for part in parts if part.error), ""),
         notes=[*notes, *_notes(tally, parts)],
     )
     counts = {
         "ANNOT_LOST_EVENTS": str(recording.lost),
+        "ANNOT_LOST_REASON": recording.reason,
         "ANNOT_OPEN_RANGES": str(recording.open_ranges),
         "ANNOT_UNMATCHED_POPS": str(recording.unmatched_pops),
     }

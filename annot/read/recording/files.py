@@ -39,7 +39,8 @@ _TEXT_ROOM: Final = RECORD - 1
 _MAX_TEXT: Final = 65535
 _HEADER: Final = struct.Struct("<8sIIQQQQQ")
 _RETIRED: Final = _HEADER.size + 2048
-"""Offset in the header of the flag that stops the writer, after the program name."""
+"""Offset in the header of the flag that stops the writer, after the program name and the error number."""
+_ERROR: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<BBHIQIIQ")
 _CHUNK: Final = struct.Struct("<B7x8s8xQ")
 _GAP: Final = 0x40
@@ -110,6 +111,7 @@ class Part:
     stopped: int  # end of the recording in ns on CLOCK_MONOTONIC, 0 if the process was killed
     lost_events: int
     lost_names: int
+    error: int  # errno of the first failure of the recorder, or 0
     sections: list[Section] = field(default_factory=list)  # in reading order
     definitions: list[Definition] = field(default_factory=list)
     thread_names: dict[int, str] = field(default_factory=dict)  # of the operating system, by thread id
@@ -156,8 +158,10 @@ def _read_header(path: Path, page: bytes) -> Part:
         raise UnreadableError(f"it has format version {version}; this version of annot supports {_VERSION}")
     if max(numbers[:3]) > MAX_TIME:
         raise UnreadableError("its header is damaged")
-    program = page[_HEADER.size :].split(b"\0", 1)[0].decode("utf-8", "replace")
-    return Part(path, pid, program, *numbers)
+    end = _RETIRED - _ERROR.size
+    program = page[_HEADER.size : end].split(b"\0", 1)[0].decode("utf-8", "replace")
+    error = _ERROR.unpack_from(page, end) if len(page) >= _RETIRED else (0,)
+    return Part(path, pid, program, *numbers, *error)
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
