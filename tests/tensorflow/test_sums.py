@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 
 from commands import needs_recorder  # noqa: E402
+from random_inputs import TIMES  # noqa: E402
 from tf_ranged import plain, ranged  # noqa: E402
 from tf_recorded import needs_graphs, optimized, recorded  # noqa: E402
 from tf_sum_fits import forked  # noqa: E402
@@ -186,7 +187,7 @@ def test_values_are_those_without_ranges(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+@pytest.mark.parametrize("threads", [1, 2, 4, 8] if TIMES >= 10 else [1, 4])
 def test_values_of_many_networks_are_those_without_ranges(threads: int, tmp_path: Path) -> None:
     assert_values_are_those_without_ranges(tmp_path, NETWORKS, threads, sessions=10, runs=4)
 
@@ -213,13 +214,14 @@ def test_layers_between_a_fork_and_its_sum_have_no_backward_range(tmp_path: Path
     assert {path for name in calls if name.endswith(">") for path in name[:-1].split("+")} == {"forked", *layers}
 
 
+FITS = [("forked", "adam", "4"), ("forked", "sgd", "4"), ("ResNet50V2", "adam", "1"), ("InceptionV3", "adam", "1")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["1", "2", "4", "8"])
-@pytest.mark.parametrize(
-    ("network", "optimizer", "traces"),
-    [("forked", "adam", "4"), ("forked", "sgd", "4"), ("ResNet50V2", "adam", "1"), ("InceptionV3", "adam", "1")],
-)
+@pytest.mark.parametrize("threads", ["1", "2", "4", "8"] if TIMES >= 10 else ["4"])
+@pytest.mark.parametrize(("network", "optimizer", "traces"), FITS if TIMES >= 10 else FITS[:1])
 def test_trained_weights_are_those_without_ranges(network: str, optimizer: str, traces: str, threads: str) -> None:
+    """Also of networks of Keras with ``ANNOT_FUZZ=10``, which takes an hour."""
     program = Path(__file__).parents[1] / "support/tf_sum_fits.py"
     done = subprocess.run(
         [sys.executable, str(program), network, optimizer, threads, traces, "6"],
