@@ -60,9 +60,11 @@ def operator_table(attribution: Attribution) -> OperatorTable:
     forest = attribution.forest
     works = work_of_labels(forest)
     sums, groups = _grouped(forest, works)
+    outside_ns = attribution.nodes["host_self_ns"][attribution.attributor.outside] or 0
     lost = pl.DataFrame(
-        {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
-    )
+        [(column_ops.NONE, UNATTRIBUTED, outside_ns), (column_ops.NONE, "other", 0)],
+        schema={"label": pl.Int32, "phase": pl.String, "host_self_ns": sums.schema["host_self_ns"]}, orient="row",
+    )  # fmt: skip
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}

@@ -41,7 +41,7 @@ REAL: dict[str, str] = {
 
 # Two real profiles, and the kind of a reason that must be named.
 PAIRS: tuple[tuple[str, str, str], ...] = (
-    ("jsun", "tiny", "layers"), ("tiny", "jsun", "steps"), ("jsun", "zx", "device"), ("zx", "zx_graph", "kernels"),
+    ("jsun", "tiny", "layers"), ("tiny", "jsun", "kernels"), ("jsun", "zx", "device"), ("zx", "zx_graph", "kernels"),
     ("zx", "athrun", "device"), ("athrun", "jsun", "layers"), ("athrun", "tiny", "layers"), ("ginda", "zx", "layers"),
     ("ginda", "tiny", "layers"), ("pipit", "zx", "device"), ("pipit", "zx_graph", "layers"),
     ("zx_graph", "tiny", "device"),
