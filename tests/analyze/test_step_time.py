@@ -332,7 +332,8 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     ran = ran.group_by("process", "device").agg(pl.col("ns").sum().alias("ran"))
     joined = ran.join(attribution.device_busy, on=["process", "device"])
     assert (joined["ran"] <= joined["busy_ns"]).all()
-    if attribution.steps.table.is_empty():  # but for copies before the first kernel and after the last
+    if attribution.steps.table.is_empty() and not parts_of(attribution).without_warmup:
+        # But for copies before the first kernel and after the last.
         assert (joined["ran"] >= 0.98 * joined["busy_ns"]).all()
 
 

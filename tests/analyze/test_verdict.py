@@ -41,17 +41,17 @@ def _of(profile: Profile) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL, ids=lambda name: Path(name).name.partition(".")[0])
 def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
-    """The time is that of the median step or of the run, each percentage a share of the step time."""
+    """The time is that of the mean step or of the run, each percentage a share of the step time."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
     attribution = attribute(load(path))
     facts, summary = Facts(attribution), by_summary(attribution)
     text = verdict(facts)
-    mean = r"(?: \((mean); median [\d.,]+ \w+\))?"
-    found = re.fullmatch(rf"(Run|\w* ?[sS]tep) ([\d.,]+) (s|ms|µs|ns){mean} on ([^:]+)(?:: (.+))?\.", text)
+    remark = r"(?: without warm-up| \(mean; median [\d.,]+ \w+\))?"
+    found = re.fullmatch(rf"(Run|\w* ?[sS]tep) ([\d.,]+) (s|ms|µs|ns){remark} on [^:]+(?:: .+)?\.", text)
     assert found, text
     item = {(section, item): (count, ns) for section, item, count, ns in summary.select(summary.columns[:4]).rows()}
     count, wall = item["time", "wall"]
-    expected = wall / count if found[1] == "Run" else facts.mean_step_ns if found[4] else item["steps", "median"][1]
+    expected = wall / count if found[1] == "Run" else item["steps", "mean"][1]
     assert float(found[2].replace(",", "")) * _NS[found[3]] == pytest.approx(expected, rel=0.006)
     busy = facts.work["wall_ns"].sum() / facts.wall_ns  # without overlaps, from single activities
     known = {busy, 1 - busy} if facts.on_device else set()

@@ -93,7 +93,7 @@ def test_layers_are_the_places_of_ranges(first: list[Any], second: list[Any]) ->
     table, whole = by_layer(attribution), summarize(attribution)["gpu_ns"]
     found = {
         (row["layer"], row["phase"]): [row["calls"], row["gpu_self_ns"] // 3, row["gpu_ns"] // 3]
-        for row in table.rows(named=True)
+        for row in table.filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)  # without kernels, time outside ranges
     }
     assert found == expected([*first, *second])
     assert table["gpu_self_ns"].sum() == whole == by_phase(attribution)["gpu_ns"].sum()
@@ -206,18 +206,14 @@ Layer                       Forward  Backward     Total   Share  Calls  Host ms
 
 @pytest.mark.slow
 def test_a_training_script_as_a_tree(tmp_path: Path) -> None:
-    """Hand-written ranges of a real profile are a tree with phases, and its warm-up is known by name."""
+    """Hand-written ranges of a real profile are a tree with phases. Its only steps are warm-up, so that it has none."""
     path = unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)
     lines = printed(path)
     start = next(row for row, line in enumerate(lines) if line.startswith("Layer"))
     assert lines[start : start + 10] == JSUN.splitlines()
     assert "Note: Phases are guessed from the names of ranges: Forward, Backward." in lines
     attribution = attribute(load(path))
-    steps = by_step(attribution)
-    assert steps["warmup"].to_list() == [True] * 5
-    assert (steps["forward_ns"] > 0).all()
-    assert (steps["backward_ns"] > 0).all()
-    assert summarize(attribution)["warmup_gpu_ns"] == steps["gpu_ns"].sum()
+    assert by_step(attribution).is_empty()
     table = by_layer(attribution)
     assert table["gpu_self_ns"].sum() == summarize(attribution)["gpu_ns"]
 
