@@ -93,7 +93,7 @@ def test_layers_are_the_places_of_ranges(first: list[Any], second: list[Any]) ->
     table, whole = by_layer(attribution), summarize(attribution)["gpu_ns"]
     found = {
         (row["layer"], row["phase"]): [row["calls"], row["gpu_self_ns"] // 3, row["gpu_ns"] // 3]
-        for row in table.filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)  # without kernels, time outside ranges
+        for row in table.filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)  # of a CPU: time outside ranges
     }
     assert found == expected([*first, *second])
     assert table["gpu_self_ns"].sum() == whole == by_phase(attribution)["gpu_ns"].sum()
