@@ -252,7 +252,7 @@ def test_device_time_is_accounted_for(ranges: list[dict[str, Any]], work: list[d
     _check_totals(result, sum(gpu for gpu, _ in pieces), len(pieces))
     lost = [call for mine, other, (_, call) in zip(own, late, pieces, strict=True) if not mine and not other]
     reasons = by_layer(result).filter(pl.col("layer") == UNATTRIBUTED).select("module", "kernels", "copies").rows()
-    assert {module: kernels + copies for module, kernels, copies in reasons} == {
+    assert {module: kernels + copies for module, kernels, copies in reasons if kernels + copies} == {
         reason: count
         for reason, count in (
             ("launched in no range", sum(call is not None for call in lost)),
@@ -274,7 +274,8 @@ def _check_totals(result: Attribution, whole: int, pieces: int) -> None:
     assert meta["gpu_ns"] == whole == meta["attributed_gpu_ns"] + meta["unattributed_gpu_ns"]
     layers, phases, kernels = by_layer(result), by_phase(result), by_kernel(result)
     assert layers["gpu_self_ns"].sum() == phases["gpu_ns"].sum() == kernels["gpu_ns"].sum() == whole
-    assert layers["host_self_ns"].sum() == phases["host_ns"].sum() == meta["host_ns"]
+    host = meta["host_ns"] if pieces else meta["whole_ns"]  # without GPU activity, with the time outside ranges
+    assert layers["host_self_ns"].sum() == phases["host_ns"].sum() == host
     check_modules_and_operations(result)
     assert layers["kernels"].sum() + layers["copies"].sum() == pieces
     rest = layers.filter(pl.col("layer") == UNATTRIBUTED)

@@ -133,7 +133,7 @@ def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:
     rows, blocks, inside = Rows(), 500, 9
     for block in range(blocks):
         zero = 1_000 * block
-        rows.range(f"net.{block} Block{block} |fwd", zero, zero + 999)  # layers of one class would be one box
+        rows.range(f"net.{block} Block{block} |fwd", zero, zero + 1_000)  # layers of one class would be one box
         for one in range(inside):
             name = "needle" if (block, one) == (250, 5) else f"op{'abcdefghi'[one]}"
             rows.range(f"net.{block}.{name} Linear |fwd", zero + 10 + 100 * one, zero + 100 + 100 * one)
