@@ -52,13 +52,14 @@ test: $(VENV)/.dev $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many.
+# All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many (FUZZ=1).
+FUZZ ?= 1
 REST := worksteal -q -m "slow or nsys or fuzz or hypothesis"
 WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: lint $(TF_VENV)/.dev
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix build $(TYPESCRIPT) || echo "no npm: no type check of the page's scripts"
-	ANNOT_FUZZ=1 $(PYTEST) $(REST)
-	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
+	ANNOT_FUZZ=$(FUZZ) $(PYTEST) $(REST)
+	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
 	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
 
