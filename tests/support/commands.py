@@ -63,7 +63,12 @@ def window_seen_by_nsys(program: str, folder: Path) -> list[str]:
     capturing = ["--capture-range=nvtx", "--nvtx-capture=capture@annot", "--capture-range-end=stop"]
     run = [str(tool.path), "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", *capturing, "--output=out"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANNOT_")}
-    subprocess.run([*run, sys.executable, "-c", program], cwd=folder, env=environment, check=True, timeout=180)
+    command = [*run, sys.executable, "-c", program]
+    for _ in range(5):  # nsys 2022.4 sometimes ends with "End of file" before it starts the program
+        done = subprocess.run(command, cwd=folder, env=environment, check=False, timeout=180)
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0
     ranges = load(next(folder.glob("out*.nsys-rep"))).ranges
     return [tag.layer for tag in map(parse, ranges["text"]) if tag and tag.phase == "forward"]
 
