@@ -120,7 +120,7 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
 
 
 class _Isolated:
-    """A reader of another package. It takes no file after an error, and an error while it reads is an `AnnotError`."""
+    """Reader of another package. After an error in `sniff` the file is not its own; `read` raises `AnnotError`."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension, self.NAME = extension, extension.target.NAME

@@ -130,7 +130,7 @@ def _works(mark: Callable[..., None], *, inside: bool) -> bool:
     """Return whether torch.compile skips a marked function, restores its callback, and loses no reference to it."""
 
     def callback(*_: Any) -> None:
-        raise NotImplementedError("torch.compile does not skip the marked function")
+        raise RuntimeError("torch.compile does not skip the marked function")
 
     def marked() -> Any:
         current = set_callback(None)

@@ -40,6 +40,29 @@ class Extension:
             self.leave_out(self.failure(error))
             return default
 
+    def isolated(self, kind: type[T], passed: tuple[type[Exception], ...] = ()) -> Callable[..., T | None]:
+        """Return the object as a function, whose result is None after an error, or for a result of another type.
+
+        Args:
+            kind: the type of its results other than None.
+            passed: exceptions that its caller expects.
+        """
+
+        def isolated(*args: Any) -> T | None:
+            try:
+                result = self.target(*args)
+            except passed:
+                raise
+            except Exception as error:
+                self.leave_out(self.failure(error))
+                return None
+            if result is None or isinstance(result, kind):
+                return result
+            self.leave_out(f"returned {type(result).__name__} instead of {kind.__name__}")
+            return None
+
+        return isolated
+
     def require(self, function: Callable[..., T], *args: Any) -> T:
         """Return the result of a function of the object, or raise AnnotError."""
         try:

@@ -188,7 +188,10 @@ def test_advice_of_another_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("result", "said"),
-    [("1 / 0", "failed with ZeroDivisionError: division by zero"), ("'Do less.'", "returned a str, not an Advice")],
+    [
+        ("1 / 0", "failed with ZeroDivisionError: division by zero"),
+        ("'Do less.'", "returned str instead of Advice"),
+    ],
 )
 def test_advice_that_fails(result: str, said: str, tmp_path: Path) -> None:
     """annot leaves the rule out, says so once, and gives its own advice."""
@@ -203,7 +206,11 @@ def test_advice_that_fails(result: str, said: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("result", "said"),
-    [("call.missing", "failed with AttributeError: "), ("7", "returned a int, not a Cost"), ("call.shape(9)[7]", "")],
+    [
+        ("call.missing", "failed with AttributeError: "),
+        ("7", "returned int instead of Cost"),
+        ("call.shape(9)[7]", ""),
+    ],
 )
 def test_formula_that_fails(result: str, said: str, tmp_path: Path) -> None:
     """The work of the layer is unknown. An index outside a shape is no failure."""

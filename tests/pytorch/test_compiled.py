@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
-from compiled_nets import Block, Net, X, same, step  # noqa: E402
+from compiled_nets import Block, Net, X, nothing_compiled, same, step  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
 from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
@@ -39,17 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(folder: Path) -> Iterator[None]:
     """Start every test with nothing compiled in this process, and every warning still to come."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    torch._dynamo.reset()
     counters.clear()
     client.warn_once.cache_clear()
-    # Otherwise Inductor compiles and runs a program for each instruction set of the CPU.
-    with warnings.catch_warnings(), torch._inductor.config.patch("cpp.vec_isa_ok", True):
-        warnings.simplefilter("error", RuntimeWarning)
+    with nothing_compiled(folder):
         yield
-    torch._dynamo.reset()
 
 
 def regions(captured: Captured) -> list[Range]:

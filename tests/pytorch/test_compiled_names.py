@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
-from compiled_nets import Block, X  # noqa: E402
+from compiled_nets import Block, X, nothing_compiled  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
 from annot.torch import compiled_ranges, traced_variables  # noqa: E402
@@ -36,14 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(folder: Path) -> Iterator[None]:
     """Start every test with nothing compiled in this process."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    torch._dynamo.reset()
-    with warnings.catch_warnings(), torch._inductor.config.patch("cpp.vec_isa_ok", True):
-        warnings.simplefilter("error", RuntimeWarning)
+    with nothing_compiled(folder):
         yield
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
-from compiled_nets import Block, X, step  # noqa: E402
+from compiled_nets import Block, X, nothing_compiled, step  # noqa: E402
 
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(tmp_path: Path) -> Iterator[None]:
     """Start every test with nothing compiled."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
+    with nothing_compiled(tmp_path / "inductor"):
+        yield
 
 
 class Deep(nn.Module):

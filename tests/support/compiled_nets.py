@@ -1,11 +1,16 @@
-"""Network for tests of `torch.compile`."""
+"""Networks for tests of `torch.compile`, and a start with nothing compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -55,3 +60,16 @@ def step(call: Callable[..., Any], model: nn.Module, x: torch.Tensor = X) -> lis
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     """Return whether all tensors are equal bit by bit."""
     return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+@contextmanager
+def nothing_compiled(cache: Path) -> Iterator[None]:
+    """Start with nothing compiled in this process, with the files of Inductor in a folder, and warnings as errors."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        warnings.simplefilter("error", RuntimeWarning)
+        torch._dynamo.reset()
+        # Otherwise Inductor compiles and runs a program for each instruction set of the CPU.
+        with torch._inductor.config.patch("cpp.vec_isa_ok", True):
+            yield
+        torch._dynamo.reset()

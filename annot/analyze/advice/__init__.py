@@ -11,7 +11,7 @@ from annot.analyze.advice import cpu, kernels, launches, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.in_keras import in_keras
 from annot.attribution import Attribution
-from annot.util.entry_points import Extension, loaded
+from annot.util.entry_points import loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
@@ -39,24 +39,11 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         []
     """
     facts = facts or Facts(attribution)
-    rules = (*RULES, *map(_isolated, loaded("annot.advice", ("__call__",))))
+    rules = (*RULES, *(rule.isolated(Advice) for rule in loaded("annot.advice", ("__call__",))))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
     if found and facts.in_keras:
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)
-
-
-def _isolated(extension: Extension) -> Rule:
-    """Return the rule of another package, which gives no advice after an error."""
-
-    def rule(facts: Facts) -> Advice | None:
-        advice = extension.call(extension.target, facts, default=None)
-        if advice is None or isinstance(advice, Advice):
-            return advice
-        extension.leave_out(f"returned a {type(advice).__name__}, not an Advice")
-        return None
-
-    return rule
 
 
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from annot.labels.tag import Tag, TensorSpec, Value
 
-__all__ = ["Call", "Cost", "Formula", "UncountableError", "Work", "broadcast", "item_size"]
+__all__ = ["CONTRADICTIONS", "Call", "Cost", "Formula", "UncountableError", "Work", "broadcast", "item_size"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -21,6 +21,10 @@ _SIZES: Final = {
 
 class UncountableError(Exception):
     """The label of a call is not enough to compute its work."""
+
+
+CONTRADICTIONS: Final = (UncountableError, IndexError, ValueError, ArithmeticError)
+"""Exceptions of a formula whose shapes and arguments contradict each other. The work is unknown then."""
 
 
 @dataclass(frozen=True, slots=True)

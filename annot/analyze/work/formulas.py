@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
 from annot.analyze.work import conv_linear, elementwise, keras_layers, sequences
-from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
+from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, Work
 from annot.analyze.work.optimizers import UPDATES
 from annot.labels.tag import Tag
-from annot.util.entry_points import Extension, loaded
+from annot.util.entry_points import loaded
 
 __all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
@@ -46,9 +46,6 @@ LAYERS: Final[Mapping[str, Formula]] = {
 OPERATIONS: Final[Mapping[str, Formula]] = {**conv_linear.OPERATIONS, **sequences.OPERATIONS, **elementwise.OPERATIONS}
 """Formulas of operations that layers call directly, by function name."""
 
-EXPECTED: Final = (UncountableError, IndexError, ValueError, ArithmeticError)
-"""Exceptions of a formula if shapes and arguments contradict each other."""
-
 
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
     """Return the cost of a layer, an operation or an optimizer step; None if it is unknown.
@@ -63,33 +60,15 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         return None
     try:
         return formula(call)
-    except EXPECTED:
+    except CONTRADICTIONS:
         return None
 
 
 @cache
-def _layers() -> Mapping[str, Formula]:
+def _layers() -> Mapping[str, Callable[[Call], Cost | None]]:
     """Return `LAYERS` and the formulas of other packages: entry points of the group ``annot.formulas``, by class."""
-    return {**LAYERS, **{one.name: _isolated(one) for one in loaded("annot.formulas", ("__call__",))}}
-
-
-def _isolated(extension: Extension) -> Formula:
-    """Return the formula of another package, whose errors mean that the work is unknown."""
-
-    def formula(call: Call) -> Cost:
-        try:
-            result = extension.target(call)
-        except EXPECTED:
-            raise
-        except Exception as error:
-            extension.leave_out(extension.failure(error))
-            raise UncountableError from error
-        if not isinstance(result, Cost):
-            extension.leave_out(f"returned a {type(result).__name__}, not a Cost")
-            raise UncountableError
-        return result
-
-    return formula
+    others = loaded("annot.formulas", ("__call__",))
+    return {**LAYERS, **{formula.name: formula.isolated(Cost, CONTRADICTIONS) for formula in others}}
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:

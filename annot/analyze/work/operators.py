@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work, item_size
+from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, UncountableError, Work, item_size
 from annot.analyze.work.formulas import LAYERS, OPERATIONS
 from annot.labels.tag import Tag, TensorSpec, Value
 from annot.read.kineto.operator_calls import EXPERTS, VIEWS
@@ -36,7 +36,7 @@ def operator_work(tag: Tag) -> Work | None:
     count = _OPERATORS.get(tag.op) or (_experts if EXPERTS.search(tag.op) else None)
     try:
         return None if count is None else count(Call.of(tag))
-    except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
+    except CONTRADICTIONS:
         return None
 
 
@@ -51,7 +51,7 @@ def operator_cost(tag: Tag) -> Cost | None:
     formula = _convolution if "conv" in tag.op else _attention if "attention" in tag.op else OPERATIONS.get(tag.op)
     try:
         return None if formula is None or tag.op.endswith("_backward") else formula(Call.of(tag))
-    except (UncountableError, IndexError, ValueError, ArithmeticError):
+    except CONTRADICTIONS:
         return None
 
 

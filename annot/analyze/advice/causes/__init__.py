@@ -17,7 +17,7 @@ from annot.analyze.advice.causes.experts import experts_cause
 from annot.analyze.advice.causes.gemm import gemm_cause
 from annot.analyze.advice.causes.memory import embedding_cause, reduction_cause
 from annot.analyze.advice.operator_facts import Operator
-from annot.analyze.work.call import Call, UncountableError
+from annot.analyze.work.call import CONTRADICTIONS, Call
 
 __all__ = ["Cause", "cause_of"]
 
@@ -40,7 +40,7 @@ def cause_of(operator: Operator) -> Cause | None:
     family = next(family for word, family in _FAMILIES.items() if word in call.name)
     try:
         cause = family(operator, call)
-    except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
+    except CONTRADICTIONS:
         return None
     return cause or _low_roof(operator) or _low_intensity(operator)
 
