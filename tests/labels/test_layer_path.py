@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from annot.labels import layer_path, tag
 
-names = st.sampled_from(["a", "b", "a1", "b.0", "c/d", "e › f"])
-paths = st.lists(st.tuples(names, st.sampled_from([".", "/", layer_path.INSIDE])), max_size=4).map(
-    lambda parts: "".join(f"{name}{separator}" for name, separator in parts) + "z" if parts else ""
-)
+_STEMS = ["a", "a1", *(f"a{separator}b" for separator in (".", "/", layer_path.INSIDE))]
+paths = st.sampled_from(["", *_STEMS, *(f"{stem}{separator}c" for stem in _STEMS for separator in "./")])
 
 
 @given(st.lists(paths, max_size=8), st.lists(paths, max_size=8))
