@@ -134,6 +134,19 @@ def test_interval_of_the_timeline(fresh: Page, trained: Path) -> None:
     assert "features.0" in fresh.text(".marked")
 
 
+def test_key_before_the_first_frame_of_the_timeline(fresh: Page, trained: Path) -> None:
+    """A key that comes before the timeline is drawn counts: a busy machine draws late."""
+    fresh.open(trained, "layers")
+    fresh.run("""new Promise(done => {
+        addEventListener('hashchange', () => {
+            document.getElementById('timeline').dispatchEvent(new KeyboardEvent('keydown', {key: 'w'}));
+            done(1);
+        }, {once: true});
+        location.hash = '#timeline';
+    })""")
+    fresh.wait("/from=\\d+&to=\\d+/.test(location.hash)")
+
+
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, paths = tmp_path_factory.mktemp("ranks"), []

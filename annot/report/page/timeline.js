@@ -43,7 +43,7 @@ function timelineView(run, state) {
     span.marked !== '' && run.lines[span.marked] && markedLayer(view),
   );
   new ResizeObserver(() => requestDraw(view)).observe(canvas);
-  requestAnimationFrame(() => showSpan(view, span));
+  queueMicrotask(() => showSpan(view, span)); // once the view is in the page, and before any key or drag changes it
   return [
     h('h1', {}, 'Timeline'),
     h('p', {class: 'status'}, timelineStatus(events)),
