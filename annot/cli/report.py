@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from annot.report.report import Report
-    from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
@@ -68,7 +67,6 @@ examples:
   annot run.sqlite --by kernel --each --format csv
   annot run.sqlite -o layers.csv
   annot run.sqlite -o run.html
-  annot run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot run.sqlite --format trace -o run.json.gz
   annot run.sqlite --format tensorboard -o logs/run
   annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
@@ -133,15 +131,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_peaks_argument(parser)
     output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
-    nsys = parser.add_argument_group("results of nsys stats")
-    nsys.add_argument(
-        "--rule", choices=("innermost", "nsight"), default="innermost",
-        help="innermost: each kernel counts once; nsight: kernels count as in nsys stats; default: innermost",
-    )  # fmt: skip
-    nsys.add_argument(
-        "--report", choices=("nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"),
-        help="report of nsys stats; default: nvtx_gpu_proj_sum",
-    )  # fmt: skip
 
 
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format in ("html", *_EXPORTS):
             _write_profile(args)
             return 0
-        report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
+        report = _report(args)
     show = partial(_print, report, full_names=args.full_names, more="" if args.all else _MORE, table=_is_table(args))
     if args.output is None and args.format == "table":
         show(output.console_for(sys.stdout))
@@ -224,31 +213,21 @@ _TABLE_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share"
 _VIEW_OPTIONS = (*_TABLE_OPTIONS, "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 _STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture", "peaks")
-_NSYS_OPTIONS = ("rule", "report")
 
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
 
     def given(*names: str) -> str | None:
-        found = [name for name in names if getattr(args, name) not in (None, False, "innermost")]
-        value = f" {getattr(args, found[0])}" if found and found[0] in _NSYS_OPTIONS else ""
-        return f"--{found[0].replace('_', '-')}{value}" if found else None
+        return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False)), None)
 
-    if args.format == "html" and (extra := given(*_VIEW_OPTIONS, *_NSYS_OPTIONS)):
+    if args.format == "html" and (extra := given(*_VIEW_OPTIONS)):
         return f"{extra} cannot be combined with --format html: the page contains all tables"
     if args.format in _EXPORTS:
-        if extra := given(*_NSYS_OPTIONS, *_VIEW_OPTIONS, *_RANK_OPTIONS):
+        if extra := given(*_VIEW_OPTIONS, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
         if len(args.profiles) > 1:
             return f"--format {args.format} needs exactly one PROFILE, got {len(args.profiles)}"
-    if args.rule == "nsight":
-        if extra := given(*_VIEW_OPTIONS, *_STEP_OPTIONS, *_RANK_OPTIONS):
-            return f"{extra} cannot be combined with --rule nsight"
-        if len(args.profiles) > 1:
-            return f"--rule nsight needs exactly one PROFILE, got {len(args.profiles)}"
-    elif args.report is not None:
-        return f"--report {args.report} needs --rule nsight"
     if args.expand is not None and args.format != "table":
         return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
     if args.workers and args.dask not in (None, "local"):
@@ -345,14 +324,6 @@ def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
     return report
 
 
-def _nsys_stats(args: argparse.Namespace) -> NsightReport:
-    from annot.read.nsys.activity import read_activity
-    from annot.report.terminal.nsight import nsight_report
-
-    path = Path(args.profiles[0])
-    return nsight_report(read_activity(path), path, args.report or "nvtx_gpu_proj_sum")
-
-
 def _report(args: argparse.Namespace) -> Report | RanksReport:
     from annot.runs.executors import run_one
     from annot.runs.gather import OneRankError, Ranks
@@ -388,18 +359,15 @@ def _is_table(args: argparse.Namespace) -> bool:
 
 
 def _print(
-    report: Report | RanksReport | NsightReport, console: Console, *, full_names: bool = False, more: str = "",
+    report: Report | RanksReport, console: Console, *, full_names: bool = False, more: str = "",
     table: bool = False,
 ) -> None:  # fmt: skip
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
     from annot.report.terminal.answer import print_answer
-    from annot.report.terminal.nsight import NsightReport, print_nsight
     from annot.report.terminal.ranks import RanksReport, print_ranks, print_ranks_answer
     from annot.report.terminal.table import print_rest, print_table
 
-    if isinstance(report, NsightReport):
-        print_nsight(report, console)
-    elif isinstance(report, RanksReport):
+    if isinstance(report, RanksReport):
         if not table:
             print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
         if table or not more:

@@ -1,4 +1,4 @@
-"""The official numbers: equal to what Nsight Systems printed for real profiles, and prints here."""
+"""The reference `nsight_rule`: equal to what Nsight Systems printed for real profiles, and prints here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nsight_rule as nsight
 import polars as pl
 import pytest
 from commands import needs_nsys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsight_activity import Activity, read_activity
+from nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from random_inputs import examples
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, process, thread
 
-from annot.attribution import nsight_rule as nsight
-from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from annot.errors import AnnotError
-from annot.read.nsys.activity import Activity, read_activity
 from annot.util.installed_tools import find_nsys
 
 Report = Callable[[Activity], pl.DataFrame]

@@ -20,7 +20,6 @@ _BY: Final = ("op", "kernel", "kind", "module", "phase", "step", "expert", "stag
 _COLUMNS: Final = ("work", "roofline", "tensor", "memory", "communication", "all")
 _FILES: Final = ("layers.json", "layers.csv", "layers.parquet", "page.html")
 _EACH: Final = ("each.json", "each.csv", "each.parquet")
-_REPORTS: Final = ("nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum")
 
 
 def commands(profile: Path, folder: Path) -> dict[str, tuple[str, ...]]:
@@ -36,7 +35,6 @@ def commands(profile: Path, folder: Path) -> dict[str, tuple[str, ...]]:
     options["--by-process"] = ("--by-process", "--workers", "1")
     options["--format trace"] = ("--format", "trace", "-o", str(folder / "trace.json.gz"))
     options["--format tensorboard"] = ("--format", "tensorboard", "-o", str(folder / "log"))
-    options |= {f"--report {name}": ("--rule", "nsight", "--report", name) for name in _REPORTS}
     views = {name: (*ANNOT, *one, str(profile)) for name, one in options.items()}
     return views | {"annot compare": (*ANNOT[:-1], "compare", str(profile), str(profile))}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import polars as pl
 import pytest
 from matrices import every_third
 from ranked import SLOW, write_ranks
-from shared_data import shared, unpacked
 from sqlite_profile import training
 
 from annot.attribution import Attribution
@@ -184,12 +182,6 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
         ("--steps 3-20", "argument --steps: steps must be like 3:20, 3:, :20 or 7, got '3-20'"),
         ("--rank -1", "argument --rank: must be a whole number, 0 or more, got '-1'"),
         ("--workers 0", "argument --workers: must be at least 1, got 0"),
-        ("--rule nsight --by kernel", "--by cannot be combined with --rule nsight"),
-        ("--rule nsight --steps 3", "--steps cannot be combined with --rule nsight"),
-        ("--rule nsight --by-process", "--by-process cannot be combined with --rule nsight"),
-        ("y --rule nsight", "--rule nsight needs exactly one PROFILE, got 2"),
-        ("--report nvtx_kern_sum", "--report nvtx_kern_sum needs --rule nsight"),
-        ("--rule nsight --report cuda_gpu_sum", "argument --report: invalid choice: 'cuda_gpu_sum'"),
         ("--dask tcp://x:1 --workers 2", "--workers cannot be combined with a Dask scheduler"),
     ],
 )
@@ -344,42 +336,6 @@ def test_kernels_by_time_without_any(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Nothing to sort is no error."""
     path = training(device=False).write(tmp_path / "x")
     assert _json(capsys, path, "--by", "kernel", "--sort", "time")["kernels"] == []
-
-
-@pytest.mark.parametrize("report", ["nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"])
-def test_official_numbers(report: str, tmp_path: Path) -> None:
-    """CSV by the rule of Nsight Systems is, byte for byte, what Nsight Systems wrote for the same profile."""
-    name = "jsun_lm_fwd_bwd.2025.1"
-    packed = report == "nvtx_gpu_proj_trace"
-    expected = shared(f"nsys/oracle/{name}.nsys23_{report}.csv{'.gz' if packed else ''}").read_bytes()
-    out = tmp_path / "out.csv"
-    words = [] if report == "nvtx_gpu_proj_sum" else ["--report", report]
-    path = unpacked(f"nsys/{name}.sqlite.gz", tmp_path)
-    assert main(["report", str(path), "--rule", "nsight", *words, "--format", "csv", "-o", str(out)]) == 0
-    assert out.read_bytes() == (gzip.decompress(expected) if packed else expected)
-
-
-def test_official_numbers_in_other_formats(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON names the report and the rule, Parquet has the rows, the table the columns that fit."""
-    data = _json(capsys, source, "--rule", "nsight", "--report", "nvtx_kern_sum")
-    meta = {"schema": 1, "source": str(source), "rule": "nsight", "report": "nvtx_kern_sum", "notes": []}
-    assert data["meta"] == meta
-    conv = [row for row in data["nvtx_kern_sum"] if row["Kernel Name"] == "conv_fwd" and "Conv2d" in row["NVTX Range"]]
-    assert [row["Total Time (ns)"] for row in conv] == [900_000, 900_000]
-    out = tmp_path / "out"
-    assert main(["report", str(source), "--rule", "nsight", "--format", "parquet", "-o", str(out)]) == 0
-    assert "Total Proj Time (ns)" in pl.read_parquet(out).columns
-    result = _annot("report", source, "--rule", "nsight", "--report", "nvtx_gpu_proj_trace", COLUMNS="80")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[1].endswith("  Projected Start (ns)  Projected Duration (ns)")
-    assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def test_official_numbers_need_an_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of another format is one sentence."""
-    (tmp_path / "x").write_text("hello")
-    assert main(["report", str(tmp_path / "x"), "--rule", "nsight"]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_many_ranks(tmp_path: Path) -> None:

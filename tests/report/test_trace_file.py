@@ -262,7 +262,7 @@ def test_sequence_numbers_make_arrows(tmp_path: Path) -> None:
     [
         ("", "--format trace needs -o OUT"),
         ("-o out --by kernel", "--by cannot be combined with --format trace"),
-        ("-o out --rule nsight", "--rule nsight cannot be combined with --format trace"),
+        ("-o out --rank 1", "--rank cannot be combined with --format trace"),
         ("y -o out", "--format trace needs exactly one PROFILE, got 2"),
     ],
 )

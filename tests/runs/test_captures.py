@@ -201,8 +201,6 @@ def test_the_command_line_takes_captures(tmp_path: Path, capsys: pytest.CaptureF
     assert "Qwen3DecoderLayer_35.Qwen3Attention_35" in layers
     assert main(["report", str(path), "--capture", str(tmp_path / "none.json")]) == 1
     assert "none.json does not exist" in capsys.readouterr().err
-    assert main(["report", str(path), "--capture", found, "--rule", "nsight"]) == 2
-    assert "--capture cannot be combined with --rule nsight" in capsys.readouterr().err
     trace = tmp_path / "trace.json.gz"
     assert main(["report", str(path), "--capture", found, "--format", "trace", "-o", str(trace)]) == 0
     assert b"Qwen3DecoderLayer_35" in gzip.decompress(trace.read_bytes())

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 import polars as pl
+from nsight_activity import Activity
 
 from annot.attribution import column_ops
 from annot.errors import AnnotError
-from annot.read.nsys.activity import Activity
 
 __all__ = ["nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"]
 

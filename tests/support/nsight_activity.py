@@ -81,7 +81,7 @@ def _check_format(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise AnnotError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if magic != MAGIC:
-        raise AnnotError(f"{path} is not an SQLite export of Nsight Systems, which `--rule nsight` requires")
+        raise AnnotError(f"{path} is not an SQLite export of Nsight Systems")
 
 
 def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
