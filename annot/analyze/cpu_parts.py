@@ -115,6 +115,8 @@ def _layers(
             usable = without(free, collectives) if waits else free
             for is_inner in (True, False):
                 mine = rows.filter(pl.col("is_inner") == is_inner)
+                if mine.is_empty():
+                    continue
                 shares = exclusive(mine, usable).select("node", ns="wall_ns")
                 known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
                 of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))

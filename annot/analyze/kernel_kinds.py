@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from annot.analyze.kernel_name_patterns import LIBRARIES, OTHER_UNITS, RULES, TENSOR_CORES, Kind
 from annot.attribution import UNATTRIBUTED, by_layer
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_chains import KEY
+
+if TYPE_CHECKING:
+    from annot.analyze.kernel_name_patterns import Kind
 
 __all__ = [
     "MATRIX",
@@ -62,29 +66,28 @@ def classify(name: str) -> KernelClass:
     """
     if name.startswith(("(copy ", "(memset")):
         return KernelClass("copy", "", False)
+    # The patterns compile at import, which takes longer than a report without kernels.
+    from annot.analyze import kernel_name_patterns as patterns
+
     text = name[:_LONGEST]
     for namespace in _ANONYMOUS:
         text = text.replace(namespace, "")
     text = text.removeprefix("void ")
     head = text.partition("<")[0].partition("(")[0]
-    found = (kind for kind, of_head, pattern in RULES if pattern.search(head if of_head else text))
-    kind: Kind = next(found, "other")
-    library = _library(head)
+    kinds = (kind for kind, of_head, pattern in patterns.RULES if pattern.search(head if of_head else text))
+    kind: Kind = next(kinds, "other")
+    library = _first(patterns.LIBRARIES, head)
     if library in ("", "CUTLASS"):  # the library of an instantiated template shows in its arguments
-        library = _library(text)
-    return KernelClass(kind, library, _on_tensor_cores(text, kind))
-
-
-def _on_tensor_cores(text: str, kind: Kind) -> bool | None:
+        library = _first(patterns.LIBRARIES, text)
     if kind not in (*MATRIX, "other"):
-        return False
-    if TENSOR_CORES.search(text):
-        return True
-    return False if OTHER_UNITS.search(text) else None
+        return KernelClass(kind, library, False)
+    if patterns.TENSOR_CORES.search(text):
+        return KernelClass(kind, library, True)
+    return KernelClass(kind, library, False if patterns.OTHER_UNITS.search(text) else None)
 
 
-def _library(text: str) -> str:
-    return next((library for library, pattern in LIBRARIES if pattern.search(text)), "")
+def _first(libraries: Iterable[tuple[str, re.Pattern[str]]], text: str) -> str:
+    return next((library for library, pattern in libraries if pattern.search(text)), "")
 
 
 def with_classes(names: pl.DataFrame) -> pl.DataFrame:

@@ -35,16 +35,20 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[
 
 def merged(intervals: pl.DataFrame) -> pl.DataFrame:
     """Merge overlapping and adjacent intervals (Int64), sorted by start; empty intervals are dropped."""
-    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start"))
+    rows = intervals.lazy().filter(pl.col("end") > pl.col("start")).select("start", "end").collect()
+    if rows.is_empty():  # as are most categories of most steps
+        return rows
     rows = rows if rows["start"].is_sorted() else rows.sort("start")
-    reached = rows["end"].cum_max()
-    begins = (rows["start"] > reached.shift(1)).fill_null(True)
-    ends = begins.shift(-1, fill_value=True)
-    return pl.DataFrame({"start": rows["start"].filter(begins), "end": reached.filter(ends)})
+    reached = pl.col("end").cum_max()
+    rows = rows.select("start", reached.alias("end"), begins=(pl.col("start") > reached.shift(1)).fill_null(True))
+    ends = rows["begins"].shift(-1, fill_value=True)
+    return pl.DataFrame({"start": rows["start"].filter(rows["begins"]), "end": rows["end"].filter(ends)})
 
 
 def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     """Return the total length (ns) of the spans, a result of `merged`, before each time (ns, Int64)."""
+    if spans.is_empty() or times.is_empty():
+        return pl.zeros(times.len(), dtype=pl.Int64, eager=True).alias("within")
     row = spans["start"].search_sorted(times, side="right").alias("row")
     # Row 0 stands for the time before the first span.
     before = (pl.col("end") - pl.col("start")).cum_sum().shift(1, fill_value=0)
@@ -81,6 +85,8 @@ def cut(spans: pl.DataFrame, at: pl.Series) -> pl.DataFrame:
 
 def without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     """Return the parts of spans outside holes; arguments and result are in the form of `merged`."""
+    if holes.is_empty():
+        return spans
     parts = [spans.clear()]
     for part in spans.iter_slices(_SLICE):
         first = holes["end"].search_sorted(part["start"][0], "right")
@@ -96,5 +102,7 @@ def without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
 def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
     """Length of the overlap of two results of `merged`."""
     fewer, more = sorted((one, other), key=len)
+    if fewer.is_empty():
+        return 0
     before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
     return sum(int((until - since).sum()) for since, until in before)

@@ -121,6 +121,7 @@ def attribute(
     steps: slice | Literal["steady"] | None = None,
     step_range: str | None = None,
     step_kind: str | None = None,
+    whole: Forest | None = None,
 ) -> Attribution:
     """Nest the ranges and attribute each GPU activity to the innermost range around its launch.
 
@@ -139,6 +140,8 @@ def attribute(
             not count as the steps of the run.
         step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
         step_kind: kind of the steps to use, such as ``decode``, or None for all kinds.
+        whole: `Attribution.whole` of another attribution of the same source and domain, so that its ranges are not
+            nested again.
 
     Returns:
         The ranges with their parents, layers and times.
@@ -150,14 +153,17 @@ def attribute(
     """
 
     def of_steps(chosen: slice) -> Attribution:
-        return attribute(source, domain=domain, steps=chosen, step_range=step_range, step_kind=found.kind)
+        return attribute(
+            source, domain=domain, steps=chosen, step_range=step_range, step_kind=found.kind, whole=every_range
+        )
 
-    whole, forest, found = _forests(source, domain, steps, step_range, step_kind)
-    attribution, account = _attribute(source, whole, forest, found, of_steps)
+    every_range = _forest(source, domain) if whole is None else whole
+    forest, found = _in_steps(source, every_range, domain, steps, step_range, step_kind)
+    attribution, account = _attribute(source, every_range, forest, found, of_steps)
     detected = not isinstance(steps, slice) and step_range is None and not found.kinds["kind"].count()
     if detected and found.table.height and 2 * account.outside_steps_ns > account.total_ns:
         few = found.minor(1 - account.outside_steps_ns / account.total_ns)
-        return _attribute(source, whole, whole, few, of_steps)[0]
+        return _attribute(source, every_range, every_range, few, of_steps)[0]
     return attribution
 
 
@@ -192,15 +198,15 @@ def _attribute(
     return attribution, account
 
 
-def _forests(
+def _in_steps(
     source: Source,
+    forest: Forest,
     domain: str | None,
     steps: slice | Literal["steady"] | None,
     step_range: str | None,
     step_kind: str | None,
-) -> tuple[Forest, Forest, Steps]:
-    """Return the ranges of all steps, the ranges of the selected steps, and all steps."""
-    forest = _forest(source, domain)
+) -> tuple[Forest, Steps]:
+    """Return the ranges of the selected steps, and all steps, of the ranges of all steps."""
     choice = None if steps == STEADY else steps
     if step_range is None and source.meta.get("totals"):
         found = without_steps("each range of the profile stands for all its calls", choice)
@@ -213,13 +219,13 @@ def _forests(
     if steps == STEADY:
         found = replace(found, choice=found.after_warmup(forest, source.last_launch()))
     if found.choice is None:
-        return forest, forest, found
+        return forest, found
     if found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no steps to select from")
     if found.steady().is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
     found = found.with_waits(forest)
-    return forest, _forest(source, domain, forest, found), found
+    return _forest(source, domain, forest, found), found
 
 
 def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:

@@ -286,15 +286,17 @@ def _write_profile(args: argparse.Namespace) -> None:
 
 def _opened(args: argparse.Namespace) -> Run | Ranks:
     """Return the profile, or the ranks if there are several, or options for ranks."""
-    from annot.runs.gather import Ranks
-    from annot.runs.profile_files import expand
     from annot.runs.run import Run
 
     paths, selection = args.profiles, _selection(args)
     if len(paths) > 1 or not os.path.isfile(paths[0]):
+        from annot.runs.profile_files import expand
+
         paths = expand(paths)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return Run(paths[0], selection)
+    from annot.runs.gather import Ranks
+
     return Ranks(paths, selection, workers=args.workers, dask=args.dask)
 
 
@@ -325,9 +327,7 @@ def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
 
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
-    from annot.runs.executors import run_one
-    from annot.runs.gather import OneRankError, Ranks
-    from annot.runs.run import view_of
+    from annot.runs.run import Run
 
     options: dict[str, Any] = {
         "by": args.by or "layer", "columns": args.columns or "time", "each": args.each, "depth": args.depth,
@@ -338,16 +338,29 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
     }  # fmt: skip
     run = _opened(args)
     try:
-        if isinstance(run, Ranks):
-            return run.view(**options, rank=args.rank)
-        if args.dask is not None:
-            return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=args.dask)
-        return run.view(**options)
+        if not isinstance(run, Run):
+            return _of_ranks(run, options, args.rank)
+        return run.view(**options) if args.dask is None else _view_on(args.dask, run, options)
+    except ValueError as error:
+        raise AnnotError(str(error)) from None
+
+
+def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
+    """Return a view of a profile that a worker of a Dask cluster reads."""
+    from annot.runs.executors import run_one
+    from annot.runs.run import view_of
+
+    return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
+
+
+def _of_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
+    from annot.runs.gather import OneRankError
+
+    try:
+        return ranks.view(**options, rank=rank)
     except OneRankError as error:
         words = " ".join(f"--{argument}" for argument in error.arguments)
         raise AnnotError(f"{words} needs a single rank: use --rank N") from None
-    except ValueError as error:
-        raise AnnotError(str(error)) from None
 
 
 _MORE = "--all; page: -o page.html"
@@ -363,18 +376,24 @@ def _print(
     table: bool = False,
 ) -> None:  # fmt: skip
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
+    from annot.report.report import Report
     from annot.report.terminal.answer import print_answer
-    from annot.report.terminal.ranks import RanksReport, print_ranks, print_ranks_answer
     from annot.report.terminal.table import print_rest, print_table
 
-    if isinstance(report, RanksReport):
-        if not table:
-            print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
-        if table or not more:
-            print_ranks(report, console, full_names=full_names, with_verdict=table)
+    if not isinstance(report, Report):
+        _print_ranks(report, console, full_names=full_names, more=more, table=table)
     elif table:
         print_table(report, console, full_names=full_names)
     else:
         print_answer(report, console, more=more, reasons="--by advice")
         if not more:
             print_rest(report, console)
+
+
+def _print_ranks(report: RanksReport, console: Console, *, full_names: bool, more: str, table: bool) -> None:
+    from annot.report.terminal.ranks import print_ranks, print_ranks_answer
+
+    if not table:
+        print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
+    if table or not more:
+        print_ranks(report, console, full_names=full_names, with_verdict=table)

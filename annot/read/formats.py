@@ -10,18 +10,14 @@ from __future__ import annotations
 import os
 import stat
 from functools import cache
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
-from annot.read import proton
-from annot.read.kineto import reader as kineto
-from annot.read.ncu import csv_export, ncu_rep
-from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
-from annot.read.nvprof import csv_output, sqlite_file
-from annot.read.recording import export as recording
-from annot.read.xplane import reader as xplane
+from annot.read.nsys import sqlite_export
 from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
@@ -55,10 +51,11 @@ class Reader(Protocol):
         """
 
 
-_READERS: Final[tuple[Reader, ...]] = (
-    sqlite_file, sqlite_export, nsys_rep, parquet_export, recording, proton, kineto, ncu_rep, csv_export, csv_output,
-    xplane,
+_READERS: Final = (
+    "nsys.sqlite_export", "nvprof.sqlite_file", "nsys.nsys_rep", "nsys.parquet_export", "recording.export", "proton",
+    "kineto.reader", "ncu.ncu_rep", "ncu.csv_export", "nvprof.csv_output", "xplane.reader",
 )  # fmt: skip
+"""Modules of `annot.read`. Each is imported when those before it have not recognized the file."""
 
 # Common files that are not profiles: their first bytes and the error message.
 _OTHER_FILES: Final = (
@@ -116,7 +113,7 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
     path = Path(path)
     tell(f"reading {path.name}")
     reader = reader_of(path)
-    return sqlite_export.stream(path, calls=calls) if reader is sqlite_export else reader.read(path)
+    return sqlite_export.stream(path, calls=calls) if reader.NAME == sqlite_export.NAME else reader.read(path)
 
 
 class _Isolated:
@@ -137,6 +134,10 @@ class _Isolated:
         raise AnnotError(f"{path}: {self._extension.title} returned a {type(profile).__name__}, not a Profile")
 
 
+def _reader(module: str) -> Reader:
+    return cast("Reader", import_module(f"annot.read.{module}"))
+
+
 @cache
 def _other_readers() -> tuple[Reader, ...]:
     return tuple(map(_Isolated, loaded("annot.readers", ("NAME", "sniff", "read"))))
@@ -145,7 +146,7 @@ def _other_readers() -> tuple[Reader, ...]:
 def reader_of(path: Path) -> Reader:
     """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
-    for reader in (*_other_readers(), *_READERS):
+    for reader in chain(_other_readers(), map(_reader, _READERS)):
         if reader.sniff(path, head):
             return reader
     if path.is_dir():

@@ -23,7 +23,6 @@ from annot.attribution.graph_replays import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load
-from annot.read.kineto.reader import NAME as KINETO
 from annot.read.notes import listed
 
 __all__ = ["is_capture", "with_capture_files"]
@@ -63,7 +62,7 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
     Raises:
         AnnotError: a given file cannot be read, or the profile does not have the names of API calls.
     """
-    if not isinstance(profile, Profile) or profile.meta["format"] != KINETO:
+    if not isinstance(profile, Profile) or profile.meta["format"] != "kineto":
         if not given:
             return profile
         raise AnnotError(f"{profile.meta['source']} must be a trace of torch.profiler for a report with captures")

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
@@ -21,7 +21,6 @@ from annot.attribution.line_tree import by_line
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
-from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
 from annot.report.folds import folded_rows, folds_of, with_groups
 from annot.report.layer_tree import at_depth, lines_at_depth
@@ -34,6 +33,9 @@ from annot.runs.selection import ALL, Selection
 from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
+
+if TYPE_CHECKING:
+    from annot.analyze.advice import Facts
 
 __all__ = ["Run", "correlate", "page_of", "view_of"]
 
@@ -165,20 +167,26 @@ class Run(Frames):
         """The file of the profile; of a URL a temporary copy."""
         return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
-    @property
+    @cached_property
     def verdict(self) -> str:
         """One sentence: time of a step, device, and where most of this time goes; empty: no kernels or times."""
-        return self._findings[0]
-
-    @cached_property
-    def _findings(self) -> tuple[str, bool, bool]:
-        """The verdict, whether the time of the devices is known, and whether the time of the run lacks warm-up."""
-        from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
-        attribution = self.attribution_with_calls
-        facts = Facts(attribution, folds_of(attribution))
-        return verdict(facts), facts.is_time_known, facts.parts.without_warmup
+        return verdict(self.facts)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the verdict and the advice stand on."""
+        from annot.analyze.advice import Facts
+
+        return Facts(self.attribution_with_calls, folds_of(self.attribution_with_calls))
+
+    @cached_property
+    def advice(self) -> pl.DataFrame:
+        """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
+        from annot.analyze.advice import by_advice
+
+        return by_advice(self.attribution_with_calls, self.facts)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -216,10 +224,9 @@ class Run(Frames):
         expand = paths_to_expand(expand, view)
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
-        shares, advice = self._brief(attribution) if brief else ({}, None)
+        advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
         if advice is not None or view.name == "summary":
-            meta["verdict"], is_time_known, meta["without_warmup"] = self._findings
-            shares = shares if is_time_known else {}
+            meta["verdict"], meta["without_warmup"] = self.verdict, self.facts.parts.without_warmup
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
@@ -234,6 +241,7 @@ class Run(Frames):
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
         bounds = _bounds(view, attribution, advice)
+        shares = {} if advice is None else self._shares()
         report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
@@ -298,17 +306,14 @@ class Run(Frames):
         meta = summarize(attribution) | {"matrix_units": matrix_units(attribution.meta)}
         return meta | ({"source": self.path} if self.path else {})
 
-    def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
-        """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
+    def _shares(self) -> dict[str, float]:
+        """The share of each part of the step time by its name; empty if the times of the devices are unknown."""
         from annot.analyze.step_time import part_names
 
-        if not self.is_small(attribution):
-            return {}, None
-        shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
-        names = part_names(self.attribution_with_calls)
-        return {
-            names[key].name: share for key, share in shares.select("item", "share").iter_rows()
-        }, self.advice.to_dicts()
+        if not self.facts.is_time_known:
+            return {}
+        shares = self.facts.shares
+        return {name.name: shares[key] for key, name in part_names(self.attribution_with_calls).items() if shares[key]}
 
     @staticmethod
     def is_small(attribution: Attribution) -> bool:
@@ -342,8 +347,7 @@ class Run(Frames):
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
             opened = load(self.file) if small else source(self.file, calls=calls)
-            if self.selection.captures or opened.meta["format"] == KINETO:
-                opened = with_capture_files(opened, self.selection.captures, self.file)
+            opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
@@ -358,10 +362,11 @@ class Run(Frames):
             profile = one_process(profile, selection.process)
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
+        whole = next((known.whole for known in self._attributed.values() if known.source is profile), None)
         try:
             found = attribute(
                 profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
-                step_kind=selection.step_kind,
+                step_kind=selection.step_kind, whole=whole,
             )  # fmt: skip
         except ValueError as error:
             if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
