@@ -26,7 +26,7 @@ from annot.labels.tag import COMPILED
 
 __all__ = ["SUBJECTS", "Comparison", "Folds", "Subject", "compare", "is_step_slower", "regressions"]
 
-Subject: TypeAlias = Literal["layer", "module", "phase", "class", "kernel"]
+Subject: TypeAlias = Literal["layer", "module", "phase", "kind", "kernel"]
 SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
 """Groupings for the rows of a comparison; class: kinds of kernels."""
 
@@ -34,9 +34,9 @@ Folds: TypeAlias = Mapping[tuple[str, str], str]
 """The path that repeated layers share, such as ``layers.*``, by layer and module."""
 _Kernels: TypeAlias = Mapping[Key, set[str]]
 _KEYS: Final[dict[Subject, tuple[str, ...]]] = {
-    "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "class": ("class",), "kernel": ("name",),
+    "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "kind": ("kind",), "kernel": ("name",),
 }  # fmt: skip
-_OF_NAMES: Final = ("class", "kernel")
+_OF_NAMES: Final = ("kind", "kernel")
 """Groupings of kernels rather than layers."""
 _QUANTILE: Final = 0.975  # two-sided interval of 95 %
 _FEW: Final = {1: 12.706, 2: 4.303}
@@ -324,10 +324,10 @@ class _Side:
             named = phases_of_nodes(forest).gather(times["node"])
         else:
             named = times["name"].cast(pl.String)
-        if by == "class":
+        if by == "kind":
             known = named.unique()
             kinds = [classify(name or "").kind for name in known]
-            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("class")
+            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("kind")
         names = named.unique().to_frame()
         numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
         grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)

@@ -9,8 +9,7 @@ traces are left out because not all profiles contain them. GPU Idle per operatio
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
@@ -24,12 +23,8 @@ from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import of_modules
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
-from annot.labels import layer_path
 
-__all__ = ["MODEL", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
-
-MODEL: Final = "(model)"
-"""The group of all layers; DLProf's ``_CompleteModel_``."""
+__all__ = ["by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
 
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _FORWARD: Final = pl.col("phase") == "forward"
@@ -181,41 +176,3 @@ def _totals() -> list[pl.Expr]:
     """Aggregates over layers."""
     layers = pl.len().cast(pl.Int64).alias("layers")
     return [layers, pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64), pl.col(_SUMMED).sum()]
-
-
-def by_group(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per module path that sums all layers below it, in tree order.
-
-    Returns:
-        group: the path; depth: number of path components above it; layers: number of distinct layers in the group,
-        itself included, of which tc_eligible and tc_used; calls: their sum; host_ns, gpu_ns, and its parts tc_ns,
-        forward_ns, backward_ns: sums of the self times of the layers; tc_share: tc_ns / gpu_ns. Profiles without GPU
-        activities: as in `by_op_type`. The last row, `MODEL`, is the sum of all layers.
-    """
-    rows = _with_tensor_cores(layers_in(by_layer(attribution)), attribution)
-    layers = rows.group_by("layer", maintain_order=True).agg(*_sums())
-    groups: dict[str, list[int]] = defaultdict(list)
-    for row, layer in enumerate(layers["layer"]):
-        for group in _groups_of(layer):
-            groups[group].append(row)
-    first = {group: members[0] for group, members in groups.items()}
-    order = sorted(groups, key=lambda group: [first[outer] for outer in _groups_of(group)])
-    table = _sums_of_groups(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
-    share = over("tc_ns", "gpu_ns").alias("tc_share")
-    return on_devices(table.with_columns(share), attribution)
-
-
-def _groups_of(layer: str) -> Iterator[str]:
-    """The paths that contain a layer, itself included; a fused kernel belongs to the common path of its layers."""
-    yield from layer_path.within(layer_path.common(layer_path.layers_of(layer)))
-
-
-def _sums_of_groups(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:
-    """Sum the rows of the layers in each group."""
-    depths = [0 if group == MODEL else len(layer_path.within(group)) - 1 for group in groups]
-    pairs = [(group, row) for group, rows in enumerate(members) for row in rows]
-    member = pl.DataFrame(pairs, schema={"number": pl.Int64, "row": pl.Int64}, orient="row")
-    sums = layers[member["row"]].with_columns(member["number"]).group_by("number").agg(*_totals())
-    table = pl.DataFrame({"number": range(len(groups)), "group": groups, "depth": depths})
-    rows = table.join(sums, on="number", how="left", maintain_order="left").drop("number")
-    return rows.with_columns(pl.exclude("group").fill_null(0))

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="profile of the baseline")
     parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
-        "--by", type=lambda text: "class" if text == "kind" else text, metavar="ROW",
-        choices=("layer", "module", "phase", "class", "kernel"),
+        "--by", metavar="ROW",
+        choices=("layer", "module", "phase", "kind", "kernel"),
         help="rows of the table: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="print all rows that changed, and the notes")

@@ -236,10 +236,10 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 
 def _view_problem(args: argparse.Namespace) -> str | None:
-    """Return the error message for a view that does not exist. Name the new spelling of an old one."""
+    """Return the error message for a view that does not exist."""
     if not (args.by or args.columns or args.each or args.depth is not None or args.expand):
         return None
-    from annot.report.views import OTHER_NAMES, find_view
+    from annot.report.views import find_view
 
     try:
         view = find_view(args.by or "layer", args.columns or "time", each=args.each)
@@ -249,8 +249,6 @@ def _view_problem(args: argparse.Namespace) -> str | None:
         return f"--depth cannot be combined with {'--each' if args.each else f'--by {args.by}'}: it sums layers"
     if args.expand is not None and not view.folds:
         return f"--expand cannot be combined with --by {view.by} --columns {view.group}: it needs the times of layers"
-    if args.by in OTHER_NAMES:
-        print(f"annot: --by {args.by} is now {OTHER_NAMES[args.by]}", file=sys.stderr)
     return None
 
 

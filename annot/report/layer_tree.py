@@ -221,8 +221,6 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     if label == "layer":
         path, module = title(row)
         return path, f"{module} ×{row['folded']:,}".strip() if row.get("folded") else module
-    if label == "group":
-        return "  " * row["depth"] + layer_path.last(row["group"]), ""
     if label == "item":
         return f"{row['section']}: {row['item'].replace('_', ' ')}", ""
     if label == "name":

@@ -58,7 +58,7 @@ class Report:
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
-        return self.view.plural
+        return self.view.name
 
     @property
     def tree_rows(self) -> pl.DataFrame:
@@ -105,7 +105,7 @@ class Report:
         if self.least and self.tree_rows.is_empty():
             return f"No row has {100 * self.least:g} % of the total time."
         unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
-        if self.view.name == "step" and self.meta.get("steps_missing") and self.rows.is_empty():
+        if self.view.key == "step" and self.meta.get("steps_missing") and self.rows.is_empty():
             return f"No steps, because {self.meta['steps_missing']}."
         return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 

@@ -22,7 +22,7 @@ from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
 
 __all__ = [
-    "COLUMN_GROUPS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
+    "COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
 ]  # fmt: skip
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
@@ -36,14 +36,13 @@ class View:
     """A view of a profile.
 
     Args:
-        name: unique name, which `Run.view` accepts.
+        name: plural of the row, the name of the rows in JSON.
         by: what a row is, such as ``layer``; the value of ``--by``.
         columns: columns in tables, in order: names of `annot.report.columns.COLUMNS`, ``name=Title`` for another
             heading, or a `Column`. Files have all columns of the rows.
         rows: function from an attribution to the rows.
         group: what the columns describe, one of `COLUMN_GROUPS`; the value of ``--columns``.
         heading: title of the table.
-        plural: name of the rows in JSON.
         label: column of the first cell; ``layer`` also shows the module class.
         end: text column at the end of each line.
         empty: text of a table without rows.
@@ -54,8 +53,8 @@ class View:
         keys: columns that identify a row across ranks; empty: the ranks of a run cannot be compared by this view.
 
     Example:
-        >>> View("ops", "op", ("calls",), by_op, heading="Operations", label="op").plural
-        'ops'
+        >>> View("ops", "op", ("calls",), by_op, "work", heading="Operations", label="op").key
+        'op_work'
     """
 
     name: str
@@ -64,7 +63,6 @@ class View:
     rows: Rows
     group: str = "time"
     heading: str = ""
-    plural: str = ""
     label: str = "layer"
     end: str = ""
     empty: str = "No layers were recorded. Use emit_ranges(model)."
@@ -75,12 +73,16 @@ class View:
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plural", self.plural or (self.name if self.name.endswith("s") else f"{self.name}s"))
         object.__setattr__(self, "columns", tuple(of_names(self.columns)))
 
     def __reduce__(self) -> tuple[Callable[[str], View], tuple[str]]:
         """Pickle a view by its name, because functions inside functions cannot be pickled."""
-        return find_view, (self.name,)
+        return find_view, (self.key,)
+
+    @property
+    def key(self) -> str:
+        """The row, and the columns unless these are times: ``layer``, ``layer_work``."""
+        return self.by if self.group == "time" else f"{self.by}_{self.group}"
 
     @property
     def folds(self) -> bool:
@@ -198,14 +200,14 @@ _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
 """Columns of layers, whose times include the layers inside, and those of their sums by module or phase."""
 _TIMES: Final = ("calls", "gpu_ns", "gpu_self_ns", _SHARE, "kernels", "host_ns", "host_self_ns")
 _WORK: Final = View(
-    "work", "layer",
+    "layers", "layer",
     ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "params", "flops_per_s", "flops_measured",
      "ratio"),
-    _complete(_work), "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters", "layers",
+    _complete(_work), "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters",
     empty=_NO_WORK, keys=_LAYER,
 )  # fmt: skip
 _ROOFLINE: Final = View(
-    "bottleneck", "layer",
+    "layers", "layer",
     ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
      "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
@@ -214,29 +216,29 @@ _ROOFLINE: Final = View(
 _OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
     View(
-        "layer", "layer",
+        "layers", "layer",
         (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
         _from("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
     ),
     _WORK,
     _ROOFLINE,
     View(
-        "tensor_core", "layer",
+        "layers", "layer",
         ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
         _complete(_from("dlprof_reports", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
         calls=True, gpu=_TENSOR_CORES,
     ),
-    View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
+    View("layers", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer",
          empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
     View(
-        "communication", "layer",
+        "layers", "layer",
         ("phase", "exposed_ns", "wait_ns", Column("hidden_ns", "Hidden", "ns", "sum"), "calls", "operations",
          "waits_for", "bytes", "bus_bytes_per_s"),
-        _from("communication", "by_communication"), "communication", "Communication by layer", "layers",
+        _from("communication", "by_communication"), "communication", "Communication by layer",
         empty="No collective was recorded.", keys=_LAYER,
     ),
     View(
-        "detail", "layer",
+        "layers", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
          "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
          "memory_peak_bytes", Column("source", "Source", "text", least=140, full="File and line of the class")),
@@ -244,72 +246,72 @@ _VIEWS: Final = (
         end="reason", calls=True,
     ),
     View(
-        "execution", "layer",
+        "executions", "layer",
         ("step", "phase", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels"),
         _executions, "each", "Executions of each layer", empty="No ranges were recorded.", sums=False,
     ),
     View(
-        "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
+        "modules", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
         empty=_NO_MODULES, keys=("module", "phase"),
     ),
-    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"),
-         "work", "Work by module", "modules", "module", empty=_NO_WORK),
-    View("module_roofline", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
-         "Roofline by module", plural="modules", label="module", empty=_NO_MODULES, calls=True),
+    View("modules", "module", _WORK.columns, _grouped(_WORK, "module", "phase"),
+         "work", "Work by module", label="module", empty=_NO_WORK),
+    View("modules", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
+         "Roofline by module", label="module", empty=_NO_MODULES, calls=True),
     View(
-        "op_type", "module",
+        "modules", "module",
         ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
          "host_ns"),
         _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
         calls=True, gpu=_TENSOR_CORES,
     ),
     View(
-        "phase", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
+        "phases", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
         heading="Time by phase", label="phase", empty="No ranges were recorded.", keys=("phase",),
     ),
-    View("phase_work", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
-         "phases", "phase", empty=_NO_WORK),
-    View("phase_roofline", "phase", _OF_GROUPS[1:], _grouped(_ROOFLINE, "phase"), "roofline",
-         "Roofline by phase", plural="phases", label="phase", calls=True),
+    View("phases", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
+         label="phase", empty=_NO_WORK),
+    View("phases", "phase", _OF_GROUPS[1:], _grouped(_ROOFLINE, "phase"), "roofline",
+         "Roofline by phase", label="phase", calls=True),
     View(
-        "kernel", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),
+        "kernels", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),
         _kernels, heading="Time by kernel", label="name", gpu=_KERNELS, keys=("name", "kernel"),
     ),
-    View("kernel_tensor", "kernel", ("calls", "gpu_ns", _SHARE, "kind", "library", "tensor_cores"), _kernels, "tensor",
-         "Tensor Cores by kernel", "kernels", "name", gpu=_KERNELS),
+    View("kernels", "kernel", ("calls", "gpu_ns", _SHARE, "kind", "library", "tensor_cores"), _kernels, "tensor",
+         "Tensor Cores by kernel", label="name", gpu=_KERNELS),
     View(
-        "kernel_roofline", "kernel",
+        "kernels", "kernel",
         ("time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound"),
-        _kernel_roofline, "roofline", "Roofline by kernel", "kernels", "name",
+        _kernel_roofline, "roofline", "Roofline by kernel", label="name",
         empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.", gpu=_KERNELS,
     ),
     View(
-        "iteration", "kernel",
+        "executions", "kernel",
         ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
         _from("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
         end="name", sums=False, calls=True,
     ),
     View(
-        "class", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
-        _from("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", plural="classes", label="kind",
+        "kinds", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
+        _from("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", label="kind",
         gpu=_KERNELS, calls=True,
     ),
     View(
-        "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
+        "ops", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
         heading="Time by operation", label="op",
         empty=_NO_OPERATIONS,
         keys=("op", "phase"),
     ),
-    View("op_work", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
-         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", "ops", "op", "inputs",
-         _NO_OPERATIONS),
-    View("op_roofline", "op",
+    View("ops", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
+         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", label="op",
+         end="inputs", empty=_NO_OPERATIONS),
+    View("ops", "op",
          ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
           "bytes", "precision"),
-         _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", "ops", "op",
-         "inputs", _NO_OPERATIONS),
+         _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
+         end="inputs", empty=_NO_OPERATIONS),
     View(
-        "step", "step",
+        "steps", "step",
         ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",
          Column("step_ns", "Time", "ns"), "data_ns", "forward_ns",
          "backward_ns", "optimizer_ns", "gpu_ns"),
@@ -317,7 +319,7 @@ _VIEWS: Final = (
         empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),
     ),
     View(
-        "expert", "expert",
+        "experts", "expert",
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
@@ -325,7 +327,7 @@ _VIEWS: Final = (
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
-        "stage", "stage",
+        "stages", "stage",
         (Column("process", "Process", least=140), "phase", Column("stage", "Stage"),
          Column("microbatch", "Micro-batch"), "calls", "time_ns", Column("busy_ns", "Busy", "ns", "sum"),
          Column("bubble_ns", "Bubble", "ns", "sum"),
@@ -335,32 +337,14 @@ _VIEWS: Final = (
         empty="No actions of torch.distributed.pipelining were recorded.", keys=("action", "phase"),
     ),
     View(
-        "group", "group",
-        ("layers", "tc_eligible", "tc_used", "gpu_ns", "tc_share", "forward_ns", "backward_ns", "host_ns"),
-        _from("dlprof_reports", "by_group"), heading="Total time by path, with submodules", label="group",
-        calls=True,
-    ),
-    View(
         "summary", "summary", ("count", "ns", "share", "hidden_ns"), _from("run_summary", "by_summary"),
-        heading="Summary: sums over the run", plural="summary", label="item", end="text", sums=False, calls=True,
+        heading="Summary: sums over the run", label="item", end="text", sums=False, calls=True,
     ),
     View(
-        "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", plural="advice", layout="advice",
+        "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", layout="advice",
         empty="No advice for this profile.", sums=False, calls=True,
     ),
 )  # fmt: skip
-
-OTHER_NAMES: Final[Mapping[str, str]] = {
-    "work": "--columns work",
-    "bottleneck": "--columns roofline",
-    "tensor_core": "--columns tensor",
-    "detail": "--columns all",
-    "iteration": "--by kernel --each",
-    "op_type": "--by module --columns tensor",
-    "class": "--by kind",
-    "group": "--by layer --depth N",
-}
-"""Names of ``--by`` in earlier versions, and how to write them now."""
 
 ROOFLINE_COLUMNS: Final = (
     "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
@@ -370,8 +354,8 @@ ROOFLINE_COLUMNS: Final = (
 
 @cache
 def views() -> Mapping[str, View]:
-    """Return all views by name: those of annot, then `other_views`."""
-    return {view.name: view for view in (*_VIEWS, *other_views())}
+    """Return all views by key: those of annot, then `other_views`."""
+    return {view.key: view for view in (*_VIEWS, *other_views())}
 
 
 @cache
@@ -385,7 +369,7 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
     """Return the view with a row and a group of columns.
 
     Args:
-        by: what a row is: ``layer`` or ``layers``, ...; or the name of a view.
+        by: what a row is: ``layer`` or ``layers``, ...; or the key of a view.
         columns: one of `COLUMN_GROUPS`; ``all`` is the time of views without further columns.
         each: single executions instead of sums.
 
@@ -394,28 +378,27 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
         ValueError: the view does not exist.
 
     Example:
-        >>> find_view("layers", "roofline").name
-        'bottleneck'
+        >>> find_view("layers", "roofline").key
+        'layer_roofline'
     """
     if not isinstance(by, str):
         raise TypeError(f"by must be a str, got {by!r}")
     if columns not in COLUMN_GROUPS:
         raise ValueError(f"columns must be one of {', '.join(COLUMN_GROUPS)}, got {columns!r}")
-    known = views()
-    subjects = [one for one in dict.fromkeys(view.by for view in known.values()) if one not in OTHER_NAMES]
-    name = by if by in (*known, *subjects) else by.removesuffix("s")
-    if name not in (*known, *subjects):
+    if by in views() and columns == "time" and not each:
+        return views()[by]
+    subjects = list(dict.fromkeys(view.by for view in views().values()))
+    subject = by if by in subjects else by.removesuffix("s")
+    if subject not in subjects:
         raise ValueError(f"by must be one of {', '.join(subjects)}, got {by!r}")
-    if name in known and columns == "time" and not each:
-        return known[name]
-    groups = {one.group: one for one in known.values() if one.by == name}
+    groups = {view.group: view for view in views().values() if view.by == subject}
     if each and columns != "time":
         raise ValueError(f"each cannot be combined with columns {columns}")
-    wanted = "each" if each else columns
-    if wanted == "all":
+    group = "each" if each else columns
+    if group == "all":
         return groups.get("all") or next(iter(groups.values()))
-    if wanted not in groups:
-        what = "each" if each else f"columns {columns}"
-        only = ", ".join(group for group in groups if group != "each")
-        raise ValueError(f"{what} is not available by {name}, only columns {only}")
-    return groups[wanted]
+    if group not in groups:
+        asked = "each" if each else f"columns {columns}"
+        only = ", ".join(name for name in groups if name != "each")
+        raise ValueError(f"{asked} is not available by {subject}, only columns {only}")
+    return groups[group]

@@ -40,7 +40,7 @@ from annot.util.whole_files import write_file
 
 __all__ = ["OneRankError", "RankTable", "Ranks", "rank_tables"]
 
-_COMMUNICATION: Final = "communication"
+_COMMUNICATION: Final = "layer_communication"
 """The view whose comparison also splits collectives into skew and transfer."""
 _TIMES: Final = {"step": "host_ns", _COMMUNICATION: "exposed_ns", "stage": "bubble_ns"}
 """Views that are compared by a time of their own."""
@@ -260,7 +260,7 @@ class Ranks(Frames):
         return _report(view, ranks, _tables(ranks))
 
     def _read(self, view: View, total: bool) -> list[_Rank]:
-        task = partial(rank_tables, view=view.name, selection=self.selection, total=total)
+        task = partial(rank_tables, view=view.key, selection=self.selection, total=total)
         results = run_each(task, self.paths, workers=self._workers, dask=self._dask)
         ranks = _numbered(self.paths, results)
         reasons = [rank.result.reason for rank in ranks if isinstance(rank.result, Failure)]
@@ -355,10 +355,10 @@ def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]
 def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> ShownRanks:
     reports = {number: table.report for number, table in tables.items()}
     device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
-    time = _time(view.name, device=device)
+    time = _time(view.key, device=device)
     rows = _with_rank({number: one.rows for number, one in reports.items()}).with_columns(work_ns=work_time(time))
     across = across_ranks(rows, view.keys)
-    if view.name == _COMMUNICATION:
+    if view.key == _COMMUNICATION:
         rows, across = _with_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
     return ShownRanks(view, time, rows, across, reports, _meta(ranks, tables))

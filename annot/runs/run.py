@@ -26,7 +26,6 @@ from annot.report.folds import folded_rows, folds_of, with_groups
 from annot.report.layer_tree import at_depth, lines_at_depth
 from annot.report.report import Order, Report
 from annot.report.views import View, find_view
-from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
 from annot.runs.selection import ALL, Selection
@@ -225,9 +224,9 @@ class Run(Frames):
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
-        if advice is not None or view.name == "summary":
+        if advice is not None or view.key == "summary":
             meta["verdict"], meta["without_warmup"] = self.verdict, self.facts.parts.without_warmup
-        if advice is not None and view.name == "layer":
+        if advice is not None and view.key == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
         rows = self._rows(view, attribution)
@@ -237,7 +236,7 @@ class Run(Frames):
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, by_line(attribution))
-        kernels = brief and view.name == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
+        kernels = brief and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
         bounds = _bounds(view, attribution, advice)
@@ -297,7 +296,7 @@ class Run(Frames):
         from annot.report.page.data import run_data
 
         attribution = self.attribution_with_calls  # first, because it serves all views of a profile without steps
-        layers = self.view("detail")
+        layers = self.view("layer", "all")
         return run_data(attribution, self.path, layers, shown=self.attribution_for(layers.view), **options)
 
     def _meta(self, attribution: Attribution) -> dict[str, Any]:
@@ -347,7 +346,10 @@ class Run(Frames):
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
             opened = load(self.file) if small else source(self.file, calls=calls)
-            opened = with_capture_files(opened, self.selection.captures, self.file)
+            if self.selection.captures or opened.meta["format"] == "kineto":
+                from annot.runs.captures import with_capture_files
+
+                opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None

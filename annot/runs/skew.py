@@ -41,9 +41,9 @@ def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, s
     The main time is gpu_ns, or host_ns in a profile without GPU activity. `steps` is the number of steps by which the
     times of the rows are divided.
     """
-    if view.name == "kernel":
+    if view.key == "kernel":
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
-    if view.name not in ("layer", "module", "phase"):
+    if view.key not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
     name = "gpu_ns" if _on_gpu(attribution) else "host_ns"
     part = view.rows(_only_collectives(attribution))

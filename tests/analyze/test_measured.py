@@ -69,10 +69,13 @@ def test_the_founding_table() -> None:
 
 def test_the_report_shows_what_was_measured() -> None:
     """A profile with counters has the columns in the report by work, one without has not."""
-    rows = Run(alexnet()).view("work", total=True).rows
+    rows = Run(alexnet()).view("layer", "work", total=True).rows
     assert rows["ratio"][2] == pytest.approx(0.723059, abs=1e-6)
     assert rows["explanation"][2].startswith("Winograd")
-    assert "ratio" not in Run(Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 9).build()).view("work", total=True).rows
+    assert (
+        "ratio"
+        not in Run(Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 9).build()).view("layer", "work", total=True).rows
+    )
 
 
 def test_the_founding_csv_has_the_total_of_the_founding_document() -> None:

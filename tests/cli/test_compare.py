@@ -49,7 +49,7 @@ def _run(
 def _compared(a: Profile, b: Profile, **options: Any) -> dict[str, dict[str, Any]]:
     rows = compare(attribute(a), attribute(b), **options).rows
     return {
-        "/".join(row[name] for name in ("layer", "module", "phase", "class", "name") if name in row): row
+        "/".join(row[name] for name in ("layer", "module", "phase", "kind", "name") if name in row): row
         for row in rows.to_dicts()
     }
 
@@ -126,7 +126,7 @@ def test_every_subject_adds_up(by: Any) -> None:
 
 def test_classes_of_kernels() -> None:
     """By class, kernels of other names are comparable."""
-    rows = _compared(_run([100, 100]), _run([50, 50], kernel="cudnn_winograd_conv"), by="class")
+    rows = _compared(_run([100, 100]), _run([50, 50], kernel="cudnn_winograd_conv"), by="kind")
     assert rows["convolution"]["speedup"] == 2.0
     assert rows["gemm"]["speedup"] == 1.0
 

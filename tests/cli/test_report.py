@@ -22,7 +22,7 @@ from annot.attribution import Attribution
 from annot.cli.main import main, make_parser, with_command
 from annot.profile import Profile
 from annot.report.report import Report
-from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, views
+from annot.report.views import COLUMN_GROUPS, views
 from annot.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def test_help_names_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None
     rows, columns = (
         re.search(rf" {start} (.*?)default: ", text)[1] for start in ("rows of the table:", "columns of the table:")
     )  # type: ignore[index]
-    known = [view for view in views().values() if view.by not in OTHER_NAMES]
+    known = list(views().values())
     assert all(re.search(rf"\b{view.by}\b", rows) for view in known)
     assert all(re.search(rf"\b{group}\b", columns) for group in COLUMN_GROUPS)
     compared, also = re.search(r"or processes (.*?), and --by layer also with --columns (.*?)\. ", text).groups()  # type: ignore[union-attr]

@@ -135,7 +135,7 @@ def test_schemas_are_those_of_the_tables(by: Any, tmp_path: Path) -> None:
     assert entry[1] == report.name
     assert re.findall(r"`(\w+)`", entry[2]) == report.rows.columns
     described = dict(re.findall(r"^\| `(\w+)` \| ([a-z ]+) \| .* \|$", text, re.M))
-    if by in ("layer", "module", "phase", "op", "kernel", "step", "work"):
+    if by in ("layer", "module", "phase", "op", "kernel", "step", "layer_work"):
         assert {name: TYPES[dtype] for name, dtype in report.rows.schema.items()}.items() <= described.items()
     if by == "layer":
         keys = re.findall(r"^\| `(\w+)` \| [^|]* \|$", text.partition("| key of `meta`")[2], re.M)

@@ -89,7 +89,7 @@ def test_a_class_has_one_mark(tmp_path: Path) -> None:
     run = recorded(tmp_path, "recorder", "run.sqlite")
     texts = load(run.file).marks["text"].to_list()
     assert sorted(text for text in texts if parse_source(text)).count("Source Block = train.py:11") == 1
-    assert "train.py:11" in find_view("detail").rows(run.attribution_with_calls)["source"]
+    assert "train.py:11" in find_view("layer", "all").rows(run.attribution_with_calls)["source"]
     done = annot("run.sqlite", "--columns", "all", cwd=tmp_path, COLUMNS="300")
     assert b"train.py:11" in done.stdout
 

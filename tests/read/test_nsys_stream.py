@@ -150,8 +150,8 @@ def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
     path = training(device=True).write(tmp_path / "run.sqlite")
     monkeypatch.setattr(run, "_IN_MEMORY", 0)
     monkeypatch.setattr(sqlite_export, "read", None)
-    for by in views():
-        assert Run(str(path)).view(by, total=True).view.name == by
+    for key in views():
+        assert Run(str(path)).view(key, total=True).view.key == key
 
 
 def test_texts_with_numbers_of_their_own_are_not_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sqlite_profile import training
 from tables import ENGINE, Rows, check_modules_and_operations, disordered
 
 from annot.analyze.advice import advise
-from annot.analyze.dlprof_reports import MODEL, by_group, by_iteration, by_op_type, by_tensor_core
+from annot.analyze.dlprof_reports import by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernel_kinds import by_class
 from annot.analyze.layer_details import by_detail
 from annot.analyze.run_summary import by_summary
@@ -118,42 +118,11 @@ def test_op_type() -> None:
     assert next(iter(rows)) == ("Linear",)
 
 
-def test_group() -> None:
-    """A path holds what lies below it, and the last row is the model."""
-    table = by_group(attribute(_model()))
-    assert table["group"].to_list() == ["block", "block.fc", "block.act", MODEL]
-    rows = _rows(table, "group")
-    block, model = rows[("block",)], rows[(MODEL,)]
-    assert (block["layers"], block["tc_eligible"], block["tc_used"], block["gpu_ns"]) == (3, 1, 1, 140)
-    assert (block["forward_ns"], block["backward_ns"], block["tc_share"]) == (90, 50, 0.5)
-    assert (model["layers"], model["gpu_ns"], model["depth"]) == (4, 140, 0)
-
-
-def test_groups_of_names_with_a_slash() -> None:
-    """A key of a ModuleDict may hold the sign by which Keras joins paths; what is around it stays the same."""
-    rows = Rows().range("enc.user/item Linear |fwd", 0, 10, domain="annot").kernel(5, (5, 8))
-    rows.range("enc.user/fc Linear |fwd", 10, 20, domain="annot").range("a/b.c/d Dense |fwd", 20, 30, domain="annot")
-    table = by_group(attribute(rows.build()))
-    assert table["group"].to_list() == ["enc", "enc.user/item", "enc.user/fc", "a", "a/b.c", "a/b.c/d", MODEL]
-    assert table["depth"].to_list() == [0, 1, 1, 0, 1, 2, 0]
-
-
 @given(st.text("ab./", max_size=12))
 def test_layers_around_one_are_around_each_other(path: str) -> None:
     """Of the layers around a path, each lies in all that are further out, whatever signs the names hold."""
     around = list(layer_path.above(path))
     assert all(list(layer_path.above(outer)) == around[place:] for place, outer in enumerate(around, 1))
-
-
-def test_groups_of_fused_kernels_and_order() -> None:
-    """A fused kernel lies in what its layers share; a group stands with its siblings, wherever it first came."""
-    rows = Rows()
-    for place, layer in enumerate(["a.x", "b", "a.y.z", "a.y.p+a.y.q"]):
-        rows.range(f"{layer} ReLU |fwd", 10 * place, 10 * place + 9).kernel(10 * place + 1, (100, 101))
-    table = by_group(attribute(rows.build()))
-    assert table.select("group", "layers", "gpu_ns").rows() == [
-        ("a", 3, 3), ("a.x", 1, 1), ("a.y", 2, 2), ("a.y.z", 1, 1), ("b", 1, 1), (MODEL, 4, 4),
-    ]  # fmt: skip
 
 
 def test_summary() -> None:
@@ -209,11 +178,9 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     assert disordered(detail).is_empty()
     assert detail["gpu_max_ns"].count() >= 0.8 * (detail["calls"] > 0).sum()
     for depth in range(3):
-        assert disordered(Run(path).view("detail", depth=depth, total=True).rows).is_empty()
+        assert disordered(Run(path).view("layer", "all", depth=depth, total=True).rows).is_empty()
     work = by_iteration(attribution)
     assert (work.height, work["gpu_ns"].sum()) == (meta["kernels"] + meta["copies"], meta["gpu_ns"])
-    groups = by_group(attribution)
-    assert groups["gpu_ns"][-1] == groups["gpu_ns"].max()
     check_modules_and_operations(attribution)
     summary = by_summary(attribution).filter(pl.col("section") == "time")["ns"]
     assert summary[0] == summary[1:].sum()
@@ -224,7 +191,7 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
     """The command writes each report in each format, and programs read back the rows that there are."""
     path, out = training(device=True).write(tmp_path / "run.sqlite"), tmp_path / "out"
     assert main(["report", str(path), "--by", by, "--format", form, "-o", str(out)]) == 0
-    report = Run(load(path)).view(by, total=True)  # type: ignore[arg-type]
+    report = Run(load(path)).view(by, total=True)
     if form == "table":
         assert len(out.read_text().splitlines()) > report.rows.height
     elif form == "csv":
@@ -250,7 +217,7 @@ def test_tables_fit(by: str, width: int) -> None:
 def test_table_of_tensor_cores() -> None:
     """A whole table as people see it."""
     text = io.StringIO()
-    print_table(Run(_model()).view("tensor_core", total=True), Console(file=text, width=76))
+    print_table(Run(_model()).view("layer", "tensor", total=True), Console(file=text, width=76))
     assert [line.rstrip() for line in text.getvalue().partition("\n\n")[2].splitlines()[:5]] == [
         "Tensor Cores by layer in total, µs",
         "Layer                 Phase  Eligible  Use TC  GPU self  TC time  On TC",
@@ -264,7 +231,7 @@ def test_table_of_tensor_cores_without_kernels() -> None:
     """Where no device worked the table says so: its zeros are not measured."""
     text = io.StringIO()
     on_host = replace(_model(), kernels=_model().kernels.clear(), launches=_model().launches.clear())
-    print_table(Run(on_host).view("tensor_core", total=True), Console(file=text, width=76))
+    print_table(Run(on_host).view("layer", "tensor", total=True), Console(file=text, width=76))
     assert "Tensor Cores need a profile with GPU activity: run on a machine with a GPU" in text.getvalue()
 
 
@@ -282,8 +249,8 @@ def test_profiles_without_anything(by: str) -> None:
     print_table(Run(Profile.build({})).view(by, total=True), Console(file=text, width=100))
     assert text.getvalue()
     rows = views()[by].rows(attribute(ordered_only()))
-    assert rows.height or by in ("memory", "kernel_roofline", "op_work", "op_roofline")
-    if by == "detail":
+    assert rows.height or by in ("layer_memory", "kernel_roofline", "op_work", "op_roofline")
+    if by == "layer_all":
         assert rows["host_max_ns"].null_count() == rows["host_ns"].null_count() == rows.height
 
 
@@ -308,23 +275,23 @@ def test_kernels_have_their_classes() -> None:
 
 def test_sorted_by_time() -> None:
     """Sorted by time the longest come first, where there is one time."""
-    rows = Run(_model()).view("detail", sort="time", total=True).rows["gpu_ns"].to_list()
+    rows = Run(_model()).view("layer", "all", sort="time", total=True).rows["gpu_ns"].to_list()
     assert rows == sorted(rows, reverse=True)
 
 
-@pytest.mark.parametrize("by", ["group", "op_type", "detail"])
+@pytest.mark.parametrize("by", ["module_tensor", "layer_all"])
 def test_tables_of_a_cpu_profile_have_its_times(by: Any) -> None:
     """Where nothing ran on a device, times are those of the host, and what tells of devices is not known, not zero."""
     rows = Rows()
     rows.range("net Net |fwd", 0, 1000).range("net.a Linear [8,8]f32 |fwd", 100, 400)
     rows.range("net.a Linear [8,8]f32 |bwd", 2000, 2700)
     report = Run(rows.build()).view(by, total=True)
-    named = {"group": ("group", "net.a"), "op_type": ("module", "Linear"), "detail": ("layer", "net.a")}[by]
+    named = {"module_tensor": ("module", "Linear"), "layer_all": ("layer", "net.a")}[by]
     mine = report.rows.filter(pl.col(named[0]) == named[1])
     unknown = [name for name in report.rows.columns if name.startswith(("gpu_", "tc_"))]
     assert unknown
     assert all(report.rows[name].null_count() == report.rows.height for name in unknown)
-    if by == "detail":
+    if by == "layer_all":
         assert sorted(mine["host_ns"]) == [300, 700]
     else:
         assert mine.select("host_ns", "forward_ns", "backward_ns").row(0) == (1000, 300, 700)
@@ -345,7 +312,7 @@ def test_devices_of_amd_have_matrix_cores() -> None:
     rows = Rows().range("net.a Linear [8,8]f32 |fwd", 100, 400).kernel(150, (200, 900), name="Cijk_sgemm")
     amd = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
     out = io.StringIO()
-    print_table(Run(amd).view("tensor_core", total=True), Console(file=out, width=80))
+    print_table(Run(amd).view("layer", "tensor", total=True), Console(file=out, width=80))
     assert "\n\nMatrix Cores by layer" in out.getvalue()
     advice = next(one for one in advise(attribute(amd)) if one.rule == "mixed_precision")
     assert "Matrix Cores" in advice.advice + advice.evidence

@@ -71,9 +71,9 @@ def test_json_of_every_grouping(tmp_path: Path, by: str) -> None:
     report = Run(load(profile.write(tmp_path / "x"))).view(by, total=True)
     data = json.loads("".join(json_csv_parquet.as_json(report)))
     assert set(data) == {"meta", report.name}
-    assert report.name == report.view.plural
+    assert report.name == report.view.name
     assert bool(data[report.name]) == (
-        by not in ("advice", "memory", "kernel_roofline", "communication", "expert", "stage")
+        by not in ("advice", "layer_memory", "kernel_roofline", "layer_communication", "expert", "stage")
     )
 
 

@@ -31,8 +31,8 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) <
 
 VIEWS = {
     "advice": (("report", "{}", "--by", "advice", "--format", "json"), 220),
-    "detail": (("report", "{}", "--by", "detail", "--format", "json"), 220),
-    "iteration": (("report", "{}", "--by", "iteration", "--format", "json"), 400),
+    "detail": (("report", "{}", "--columns", "all", "--format", "json"), 220),
+    "iteration": (("report", "{}", "--by", "kernel", "--each", "--format", "json"), 400),
     "trace": (("report", "{}", "--format", "trace"), 350),
     "html": (("report", "{}", "--format", "html"), 300),
     "compare": (("compare", "{}", "{}", "--format", "json"), 200),

@@ -61,7 +61,9 @@ def test_kernels_as_they_ran_have_their_names(width: int) -> None:
     rows = Rows().range("encoder.layers.10.feed_forward.dense_in Linear |fwd", 0, 900)
     rows.kernel(10, (20, 30), name="void at::native::ampere_sgemm_128x64_tn").kernel(12, (30, 40), name="splitKreduce")
     text = io.StringIO()
-    print_table(Run(rows.build()).view("iteration", total=True), Console(file=text, width=width, color_system=None))
+    print_table(
+        Run(rows.build()).view("kernel", each=True, total=True), Console(file=text, width=width, color_system=None)
+    )
     assert "ampere_sgemm" in text.getvalue()
     assert "splitKreduce" in text.getvalue()
 

@@ -98,9 +98,9 @@ def test_analyses_of_a_rank_are_those_of_its_file(paths: list[str], by: str) -> 
 
 def test_analysis_of_a_rank_by_command(damaged: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """The slow rank is asked by its number, also beside one that cannot be read, which itself is refused."""
-    assert main(["report", *damaged, "--rank", str(SLOW), "--by", "class", "--format", "csv", "--workers", "1"]) == 0
+    assert main(["report", *damaged, "--rank", str(SLOW), "--by", "kind", "--format", "csv", "--workers", "1"]) == 0
     assert "collective,NCCL" in capsys.readouterr().out
-    assert main(["report", *damaged, "--rank", "2", "--by", "class", "--workers", "1"]) == 1
+    assert main(["report", *damaged, "--rank", "2", "--by", "kind", "--workers", "1"]) == 1
     assert capsys.readouterr().err.endswith("rank 2 does not exist: choose from 0, 1, 3, 4, 5, 6, 7\n")
 
 
@@ -218,7 +218,7 @@ def test_processes_of_a_file_as_ranks(tmp_path: Path) -> None:
     assert [(rank["gpu_ns"], rank["kernels"]) for rank in report.meta["ranks"]] == [(25, 1), (40, 1)]
     assert "rank 0: 1 GPU activities are left out because their processes are not ranks." in report.meta["notes"]
     assert len(rank_tables(path, "layer", ALL)) == 1
-    kernels = Ranks([path], Selection(by_process=True), workers=1).rank(1).view("iteration", total=True).rows
+    kernels = Ranks([path], Selection(by_process=True), workers=1).rank(1).view("kernel", each=True, total=True).rows
     assert kernels.select("layer", "gpu_ns").rows() == [("fc", 40)]
 
 

@@ -23,7 +23,7 @@ from annot.attribution.line_tree import by_line
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
 from annot.report.layer_tree import at_depth, layer_lines, lines_at_depth
-from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
+from annot.report.views import COLUMN_GROUPS, View, find_view, views
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
 from annot.runs.selection import Selection
@@ -157,18 +157,6 @@ def test_rows_and_columns_combine(by: str, columns: str, path: str, capsys: pyte
     else:
         assert status == 2
         assert output.err.startswith(f"annot: error: --columns {columns} is not available by {by}, only columns time")
-
-
-@pytest.mark.parametrize("name", OTHER_NAMES)
-def test_old_names_say_the_new_spelling_once(name: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The new spelling is on standard error, once, and gives the same rows."""
-    assert main(["report", path, "--by", name, "--format", "csv"]) == 0
-    old = capsys.readouterr()
-    assert old.err == f"annot: --by {name} is now {OTHER_NAMES[name]}\n"
-    new = OTHER_NAMES[name].replace("--depth N", "").split()
-    if name != "group":
-        assert main([path, *new, "--format", "csv"]) == 0
-        assert capsys.readouterr().out == old.out
 
 
 def test_top_and_least_share(path: str) -> None:
@@ -423,9 +411,11 @@ def test_arguments_of_open_are_checked(name: str, path: str) -> None:
 
 
 def test_views_have_names_of_their_own() -> None:
-    """Plural and singular name a view; unknown ones are an error with the names that there are."""
-    assert find_view("layers", "roofline") is find_view("bottleneck")
-    assert find_view("kernels", "all").name == "kernel"
+    """Plural and singular name a row; unknown rows and columns are an error with those that there are."""
+    assert find_view("layers", "roofline") is find_view("layer", "roofline") is views()["layer_roofline"]
+    with pytest.raises(ValueError, match=r"by must be one of layer, module, .*, got 'bottleneck'"):
+        find_view("bottleneck")
+    assert find_view("kernels", "all").key == "kernel"
     with pytest.raises(ValueError, match=r"columns must be one of time, work, .*, got 'color'"):
         find_view("layer", "color")
-    assert View("own", "own", ("calls",), find_view("op").rows).plural == "owns"
+    assert View("own", "mine", ("calls",), find_view("op").rows, "work").key == "mine_work"

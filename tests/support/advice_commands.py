@@ -6,7 +6,6 @@ import shlex
 
 from annot.analyze.advice import Advice
 from annot.cli.main import make_parser, with_command
-from annot.report.views import OTHER_NAMES
 
 __all__ = ["check_commands", "commands_of"]
 
@@ -18,9 +17,8 @@ def commands_of(advice: Advice) -> list[list[str]]:
 
 
 def check_commands(advice: Advice) -> int:
-    """Parse each command as the command line does, and return their number. Fail on options that are renamed."""
+    """Parse each command as the command line does, and return their number. Fail on options that do not exist."""
     commands = commands_of(advice)
     for words in commands:
-        args = make_parser(words[0]).parse_args(words)
-        assert getattr(args, "by", None) not in OTHER_NAMES, words
+        make_parser(words[0]).parse_args(words)
     return len(commands)

@@ -155,7 +155,7 @@ def _views(
     attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
 ) -> dict[str, Any]:  # fmt: skip
     """The data of the views by name, in the order in which they are computed; see `run_data`."""
-    tables = (find_view("communication"), *other_views())
+    tables = (find_view("layer", "communication"), *other_views())
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "findings": lambda: _findings(attribution),
@@ -304,7 +304,7 @@ def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any] |
     if view.sums and steps > 1:
         rows = per_step(rows, view.shown, steps)
     columns = [Column(view.label, view.label.capitalize(), "text"), *view.shown]
-    return {"name": view.name, "heading": view.heading, "columns": as_data(columns), "rows": _columns(rows)}
+    return {"name": view.key, "heading": view.heading, "columns": as_data(columns), "rows": _columns(rows)}
 
 
 def _steps(steps: pl.DataFrame, start: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ComparisonReport:
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
-        return {"class": "classes"}.get(self.comparison.by, f"{self.comparison.by}s")
+        return f"{self.comparison.by}s"
 
     @property
     def rows(self) -> pl.DataFrame:
@@ -130,7 +130,7 @@ def _table(
         "uncertainty": _uncertainty,
         "share": lambda row: f"{100 * row['share']:.1f}%",
     }
-    always = {"a_ns": 0, "b_ns": 0} if report.comparison.by in ("phase", "class") else {}  # short names leave room
+    always = {"a_ns": 0, "b_ns": 0} if report.comparison.by in ("phase", "kind") else {}  # short names leave room
     kept = ("difference_ns", "speedup")
     columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
@@ -190,7 +190,7 @@ def _label(row: dict[str, Any], names: Mapping[str, str]) -> Text:
         return kernel_text(printable(names.get(row["name"], row["name"])))
     if "layer" in row:
         return label_text(row)
-    label = Text(printable(row.get("class", "")))
+    label = Text(printable(row.get("kind", "")))
     for name, style in (("module", "cyan"), ("phase", "dim")):
         if row.get(name) and (name == "module" or not _named(row)):
             label.append(f"{' ' if label else ''}{printable(row[name])}", style=style)

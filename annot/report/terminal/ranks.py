@@ -55,7 +55,7 @@ class RanksReport:
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
-        return self.view.plural
+        return self.view.name
 
     def at_least(self, share: float) -> Self:
         """Return the report without the rows whose median time is below a share (0 to 1) of the median rank's time."""
@@ -141,7 +141,7 @@ def ranks_columns(report: RanksReport) -> list[_Column]:
     """Return the columns of the comparison, and one per rank if there are few."""
     unit = unit_for(report.across["max_ns"])
     shows: dict[str, Callable[[Mapping[str, Any]], str]] = {}
-    if "phase" in report.across.columns and report.view.name != "phase":
+    if "phase" in report.across.columns and report.view.key != "phase":
         shows["phase"] = lambda row: row["phase"]
     shows |= {
         "median_ns": lambda row: unit.show(row["median_ns"]),

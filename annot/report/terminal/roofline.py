@@ -20,7 +20,7 @@ from annot.report.views import ROOFLINE_COLUMNS, find_view
 
 __all__ = ["print_roofline", "roofline_report"]
 
-_VIEWS: Final = {"layer": "work", "kernel": "kernel_roofline"}
+_COLUMNS: Final = {"layer": "work", "kernel": "roofline"}
 """Views with the same rows and the same text for an empty table."""
 
 
@@ -41,7 +41,7 @@ def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks, source: str) -> R
             "from one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
         ]
     meta = {"source": source, "peaks": peaks.as_meta(), "notes": found}
-    return Report(find_view(_VIEWS[by]), rows, meta)
+    return Report(find_view(by, _COLUMNS[by]), rows, meta)
 
 
 def print_roofline(report: Report, console: Console, *, full_names: bool = False) -> None:

@@ -44,7 +44,7 @@ __all__ = [
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
 _PRINTED: Final = {"name": "short"}
-_TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
+_TITLES: Final = {"name": "Kernel", "op": "Operation"}
 _BELOW: Final = 3
 """Pieces of advice below a table."""
 _ROOM: Final = 28
@@ -161,7 +161,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.name == "work" else _above_roof(report.rows))
+    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _above_roof(report.rows))
 
 
 def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
