@@ -99,6 +99,17 @@ def test_files_are_written_as_text(form: str, tmp_path: Path, monkeypatch: pytes
     assert str(tmp_path) not in text
 
 
+def test_tables_of_a_page_are_written_row_by_row() -> None:
+    """A long object of equal columns becomes rows, so that a difference shows the row; others keep keys."""
+    names, numbers = [f"layer {number}" for number in range(99)], [*range(99)]
+    lines = output_texts.as_lines({"rows": {"layer": names, "calls": numbers}, "total": 99}).splitlines()
+    assert lines[1:4] == [' "rows": [', '  {"layer": "layer 0", "calls": 0}', '  {"layer": "layer 1", "calls": 1}']
+    assert lines[-3:] == [" ]", ' "total": 99', "}"]
+    uneven = output_texts.as_lines({"layer": names, "calls": numbers[1:]}).splitlines()
+    assert uneven[0] == "{"
+    assert uneven[1].startswith(' "layer": [')
+
+
 def test_errors_are_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is one line and the exit status; any other error counts as a crash."""
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,8 +21,11 @@ from unittest.mock import patch
 
 import polars as pl
 
+import annot.runs.run
 from annot.cli.main import main
 from annot.errors import AnnotError
+from annot.runs.run import Run
+from annot.runs.selection import ALL, Selection
 
 __all__ = ["CRASH", "as_lines", "attempt", "frame_text", "run"]
 
@@ -47,9 +51,9 @@ def attempt(make: Callable[[], T]) -> T | str:
 def run(*words: str, width: int = 200) -> str:
     """Return what a command prints and writes."""
     form = words[words.index("--format") + 1] if "--format" in words else ""
-    columns = patch.dict(os.environ, COLUMNS=str(width))
+    columns, profiles = patch.dict(os.environ, COLUMNS=str(width)), patch.object(annot.runs.run, "Run", _shared_run)
     printed, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(printed), redirect_stderr(said), columns:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(printed), redirect_stderr(said), columns, profiles:
         out = Path(folder) / "out"
         status = attempt(lambda: str(main([*words, *(("-o", str(out)) if form in _FILES else ())])))
         printed.flush()
@@ -58,8 +62,21 @@ def run(*words: str, width: int = 200) -> str:
         return f"{text}{said.getvalue()}{problem}".replace(folder, "OUT")
 
 
+def _shared_run(path: str, selection: Selection = ALL) -> Run:
+    """Return a profile that the commands in a row share, because most of their time is that of reading it."""
+    try:
+        return _kept_run(os.path.abspath(path), path, selection)
+    except TypeError:  # the slice of steps in a selection has no hash
+        return Run(path, selection)
+
+
+@lru_cache(2)
+def _kept_run(_place: str, path: str, selection: Selection) -> Run:
+    return Run(path, selection)
+
+
 def as_lines(value: Any) -> str:
-    """Return a value as JSON, with long objects and lists over several lines.
+    """Return a value as JSON, with long objects and lists over several lines, and long tables row by row.
 
     Example:
         >>> as_lines({"a": 1})
@@ -81,12 +98,19 @@ def _lines(value: Any, key: str, indent: str) -> Iterator[str]:
     if len(text) <= _LONGEST or not isinstance(value, dict | list):
         yield f"{indent}{key}{text}"
         return
+    if isinstance(value, dict) and _is_table(list(value.values())):
+        value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     first, last = "{}" if isinstance(value, dict) else "[]"
     yield f"{indent}{key}{first}"
     children = [(f"{json.dumps(name)}: ", child) for name, child in value.items()] if isinstance(value, dict) else []
     for name, child in children or [("", child) for child in value]:
         yield from _lines(child, name, f"{indent} ")
     yield f"{indent}{last}"
+
+
+def _is_table(columns: list[Any]) -> bool:
+    """Return whether values are lists of one length: the page has the columns of a table under their names."""
+    return all(isinstance(column, list) for column in columns) and len({len(column) for column in columns}) == 1
 
 
 def _parquet(path: Path) -> str:

@@ -45,7 +45,7 @@ RANKS_OF: Final = "hta_resnet_ddp_a100_fwdbwd_gua.json"
 """Name of a profile with collectives, whose versions here and there stand for two ranks."""
 SHORT: Final = ("", "--all", "--by advice --format json")
 REPORTS: Final = (
-    "", "--all", "--total --all", "--full-names --by kernel --top 3", "--steps 1:3", "--step-kind decode",
+    "", "--all", "--total --all", "--by layer", "--full-names --by kernel --top 3", "--steps 1:3", "--step-kind decode",
     "--domain annot", "--by-process --workers 1", "--format csv --per-step",
 )  # fmt: skip
 RANKS: Final = ("", "--all", "--top 3", "--min-share 3", "--rank 1 --all", "--columns work", "--columns communication")
@@ -85,7 +85,10 @@ def views() -> tuple[dict[str, Any], ...]:
     wanted: list[dict[str, Any]] = [{"by": by, "each": True} for by in row_names()]
     wanted += [{"by": by, "columns": name} for by, name in product(row_names(), choices("report", "--columns"))]
     profile = annot.open(EXAMPLE)
-    return tuple(view for view in wanted if not str(attempt(partial(profile.view, **view))).startswith("ValueError"))
+    texts = [(view, str(attempt(partial(profile.view, **view)))) for view in wanted]
+    times = {view["by"]: text for view, text in texts if view.get("columns") == "time"}
+    repeated = [view for view, text in texts if view.get("columns") == "all" and text == times[view["by"]]]
+    return tuple(view for view, text in texts if view not in repeated and not text.startswith("ValueError"))
 
 
 def commands(command: str, paths: Sequence[str], options: Iterable[str]) -> Outputs:
@@ -112,10 +115,10 @@ def profile_outputs(path: str) -> Outputs:
         yield "report", first
         return
     yield "report --all at 80", run("report", path, "--all", width=80)
-    by_row = [f"--by {by}" for by in row_names()]
+    tables = [" ".join(f"--{name} {value}".removesuffix(" True") for name, value in view.items()) for view in views()]
     formats = [f"--format {form}" for form in choices("report", "--format") if form != "table"]
     nsight = [f"--rule nsight --report {report} --format csv" for report in choices("report", "--report")]
-    yield from commands("report", [path], [*REPORTS, *by_row, *formats, *nsight])
+    yield from commands("report", [path], [*REPORTS, *tables, *formats, *nsight])
     rooflines = product(choices("roofline", "--by"), ROOFLINES)
     yield from commands("roofline", [path], [f"--by {by} {options}" for by, options in rooflines])
     yield from commands("compare", [path, path], ["--fail-above 1.05", "--by kernel --format json"])
