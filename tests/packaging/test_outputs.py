@@ -132,3 +132,26 @@ def test_views_come_from_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {"by": "kind", "columns": "work"} not in views
     assert "parquet" in outputs.choices("report", "--format")
     assert outputs.choices("report", "--no-such-option") == ()
+
+
+def test_each_profile_has_its_outputs_once(tmp_path: Path) -> None:
+    """A profile of both places counts once, another version of it in short; neighbours are pairs, ranks are one run."""
+    files = {
+        "made/planted/cast.json": "1", "made/ranks/run_rank0.sqlite": "2", "made/ranks/run_rank1.sqlite": "3",
+        "shared/k/a.json": "4", "tests/k/a.json": "4", "shared/k/b.json": "5", "tests/k/b.json": "6",
+        "tests/c.csv": "7", f"shared/{outputs.RANKS_OF}": "8", f"tests/{outputs.RANKS_OF}": "9" * 9,
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found: dict[object, set[tuple[str, ...]]] = {}
+    for _, make, paths in outputs.tasks(tmp_path):
+        found.setdefault(make, set()).add(paths)
+    ranks = ("made/ranks/run_rank0.sqlite", "made/ranks/run_rank1.sqlite")
+    real = (f"shared/{outputs.RANKS_OF}", f"tests/{outputs.RANKS_OF}")
+    whole = {"shared/k/a.json", "shared/k/b.json", "tests/c.csv", ranks[0], real[0]}
+    assert found[outputs.profile_outputs] == {(name,) for name in whole}
+    assert found[outputs.short_outputs] == {("made/planted/cast.json",), ("tests/k/b.json",), (real[1],)}
+    assert found[outputs.pair_outputs] == {("shared/k/a.json", "shared/k/b.json"), ranks}
+    assert found[outputs.rank_outputs] == {ranks, real}
+    assert len({name for name, _, _ in outputs.tasks(tmp_path)}) == sum(map(len, found.values()))
