@@ -14,7 +14,7 @@ from typing import Final
 from annot.tf.operation_owners import CALLS, CONTROL_FLOW, Operation, Traced
 from annot.tf.owners import Owner
 
-__all__ = ["Node", "Origin", "find", "tensors"]
+__all__ = ["Node", "Origin", "find", "node_of", "tensors"]
 
 _FIRST: Final = frozenset(
     {"BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "FusedBatchNormV3", "MatMul"}
@@ -85,15 +85,13 @@ class Origin:
 def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin], dict[Owner, str]]:
     """Return the origin of each node, and for each owner the name prefix of the graph that has its sizes.
 
-    `graphs` has the candidates for the traced form of the optimized graph, the latest last, and the running graph after
-    them if it is known.
+    `graphs` has the candidates for the traced form of the optimized graph, the likeliest last.
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
-    top = max(reversed(graphs), key=lambda graph: _count(names, graph), default=None)
-    if top is None:
+    candidates = [_origins(names, graph) for graph in reversed(graphs)]
+    if not candidates:
         return [Origin() for _ in nodes], {}
-    call, called = Call(top), dict[str, Call | None]()
-    origins = [_by_name(name, call, called) for name in names]
+    origins = max(candidates, key=lambda origins: sum(one.operation is not None for one in origins))
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
     _find_replaced(nodes, index, origins, traced_owners)
@@ -103,20 +101,6 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
             resolved = [resolve.owner(owner, origin.call) for owner in owners]
             origin.owners = [owner for owner in dict.fromkeys(resolved) if owner is not None]
     return origins, resolve.prefixes
-
-
-def _count(names: Sequence[str], graph: Traced) -> int:
-    """Return the number of nodes whose names occur in a traced graph or begin with one of its calls."""
-    operations, calls = graph.operations, graph.calls
-    known = sum(map(operations.__contains__, names))
-    if not calls:
-        return known
-    others = (name for name in names if name not in operations)
-    return known + sum(any(name[:end] in calls for end in _slashes(name)) for name in others)
-
-
-def _slashes(name: str) -> list[int]:
-    return [i for i, letter in enumerate(name) if letter == "/"]
 
 
 class _Resolve:
@@ -171,10 +155,15 @@ def _input_pairs(node: Node, origin: Origin) -> list[tuple[str, str]]:
     return [*zip(node.inputs, operation.inputs, strict=False)] if operation is not None and origin.graph else []
 
 
+def _origins(names: Sequence[str], graph: Traced) -> list[Origin]:
+    call, called = Call(graph), dict[str, Call | None]()
+    return [_by_name(name, call, called) for name in names]
+
+
 def _by_name(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
     """Return the origin of a node, from its name in a call only; `called` caches the calls by prefix."""
     operations, caller = call.graph.operations, None
-    for end in _slashes(name):
+    for end in (slash.start() for slash in re.finditer("/", name)):
         operation = operations.get(name[:end])
         if operation is None or operation.kind not in CALLS:
             continue
@@ -206,7 +195,7 @@ def _find_replaced(
         changed = False
         for node, origin in zip(nodes, origins, strict=True):
             for new, old in _input_pairs(node, origin):
-                name, traced_name = _node_of(new), _node_of(old)
+                name, traced_name = node_of(new), node_of(old)
                 i = index.get(name)
                 if i is None or origins[i].operation is not None or origin.prefix + traced_name in index:
                     continue
@@ -224,7 +213,7 @@ def _traced_owners(node: Node, origin: Origin, index: Mapping[str, int]) -> list
     owners = [origin.operation.owner]
     pending = list(origin.operation.inputs) if origin.operation.kind not in _FIRST and node.fused else []
     while pending:
-        name = _node_of(pending.pop())
+        name = node_of(pending.pop())
         operation = origin.graph.get(name)
         if operation is None or operation.kind not in node.fused or origin.prefix + name in index:
             continue
@@ -235,5 +224,6 @@ def _traced_owners(node: Node, origin: Origin, index: Mapping[str, int]) -> list
     return owners
 
 
-def _node_of(tensor: str) -> str:
+def node_of(tensor: str) -> str:
+    """Return the node of a tensor such as ``name:1``."""
     return tensor.partition(":")[0]

@@ -79,7 +79,7 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
 
 def _warn_of_sums(left_out: Sequence[Owner]) -> None:
     if left_out:
-        layers = [*dict.fromkeys(one.tag.layer for one in left_out if one.tag is not None)]
+        layers = [*dict.fromkeys(layer.layer for one in left_out if (layer := one.tag()) is not None)]
         shown = f" ({', '.join([*layers[:3], '…'][: len(layers)])})" if layers else ""
         client.warn_once(
             f"{len(left_out)} ranges are left out of a TensorFlow graph{shown}: TensorFlow adds up results in the "

@@ -1,9 +1,13 @@
-"""Ranges around the wait for each batch of a `tf.data.Dataset`."""
+"""The training loop of a Keras model: ranges around its waits for data, and its step functions with and without ranges.
+
+A traced step runs no Python code. Patches that are installed later have no effect on it, and a step that was traced
+with ranges keeps them. So Keras's step functions are kept twice.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
@@ -14,7 +18,9 @@ from annot.emit.patches import Patches
 from annot.labels import tag
 from annot.tf import owners
 
-__all__ = ["DataWaits"]
+__all__ = ["DataWaits", "StepFunctions"]
+
+_STEPS: Final = ("train_function", "test_function", "predict_function")
 
 
 class DataWaits:
@@ -54,3 +60,38 @@ class DataWaits:
 @functools.cache
 def _event() -> Any:
     return client.event(tag.format(tag.Tag(phase="data")), category="data")
+
+
+class StepFunctions:
+    """The step functions of one model, with and without ranges. A layer that is not a model has none.
+
+    Each is traced once. The sets can be exchanged any number of times, even during a `fit`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: dict[tuple[str, bool], Any] = {}
+        self._compiled: object = None
+        self._has_ranges = False
+
+    def put(self, ranges: bool) -> None:
+        """Use the step functions with or without ranges. A new `compile` of the model drops both sets.
+
+        If an interrupt stops this, the next call finishes the rest.
+        """
+        if not ranges and not self._has_ranges:
+            return
+        self._has_ranges = True
+        compiled = getattr(self._model, "_compile_config", None)
+        if compiled is not self._compiled:
+            self._kept, self._compiled = {}, compiled
+        for name in _STEPS:
+            used, other = getattr(self._model, name, None), self._kept.get((name, ranges))
+            if used is other:
+                continue
+            self._kept[name, not ranges] = used
+            if other is not None:
+                setattr(self._model, name, other)
+            elif used is not None:  # a running `fit` looks the function up at each step
+                getattr(self._model, f"make_{name}")(force=True)
+        self._has_ranges = ranges
