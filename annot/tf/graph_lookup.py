@@ -6,6 +6,7 @@ replace nodes by new ones, and lower loops and branches to nodes named ``while/b
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,9 +89,7 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
     `graphs` has the candidates for the traced form of the optimized graph, the likeliest last.
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
-    candidates = [_origins(names, graph) for graph in reversed(graphs)]
-    if not candidates:
-        return [Origin() for _ in nodes], {}
+    candidates = [_origins(names, graph) for graph in reversed(graphs)] or [[Origin() for _ in nodes]]
     origins = max(candidates, key=lambda origins: sum(one.operation is not None for one in origins))
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
@@ -109,9 +108,9 @@ class _Resolve:
     def __init__(self) -> None:
         self.prefixes: dict[Owner, str] = {}
         self._first: dict[Owner, Call] = {}
-        self._others: dict[tuple[Owner, Call], Owner] = {}
+        self.owner = functools.cache(self._owner)
 
-    def owner(self, owner: Owner | None, call: Call) -> Owner | None:
+    def _owner(self, owner: Owner | None, call: Call) -> Owner | None:
         """Return the owner of an operation in this call; without one, the owner of the caller of its graph."""
         if owner is None or owner.graph_id != call.graph.graph_id:
             if call.caller is not None and call.outer is not None:
@@ -119,16 +118,12 @@ class _Resolve:
             return None if owner is None else self.owner(owner.parent, call)
         parent = self.owner(owner.parent, call)
         if self._first.setdefault(owner, call) is not call or parent is not owner.parent:
-            owner = self._again(owner, parent, call)
-        self.prefixes.setdefault(owner.sized, call.prefix)
-        return owner
-
-    def _again(self, owner: Owner, parent: Owner | None, call: Call) -> Owner:
-        if (owner, call) not in self._others:
-            other = self._others[owner, call] = owner.again(parent)
+            other = owner.again(parent)
             if owner.key is not owner:
                 other.key = self.owner(owner.key, call) or other
-        return self._others[owner, call]
+            owner = other
+        self.prefixes.setdefault(owner.sized, call.prefix)
+        return owner
 
 
 def tensors(nodes: Sequence[Node], origins: Sequence[Origin]) -> dict[str, str]:

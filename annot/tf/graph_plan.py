@@ -388,5 +388,4 @@ def _outer(owner: Owner | None) -> Owner | None:
 
 def _is_inside(context: Context, outer: Context) -> bool:
     """Return whether a context equals an outer one or is inside it."""
-    loops, branches = outer
-    return context[0][: len(loops)] == loops and context[1] >= branches
+    return context[0][: len(outer[0])] == outer[0] and context[1] >= outer[1]

@@ -16,7 +16,7 @@ from annot.tf.graph_plan import Point, plan
 from annot.tf.operation_owners import Traced
 from annot.tf.owners import Owner
 
-__all__ = ["OPERATION", "count_nodes", "rewrite"]
+__all__ = ["OPERATION", "rewrite"]
 
 OPERATION: Final = "AnnotRange"
 _RESOURCE: Final = 20
@@ -35,7 +35,7 @@ def rewrite(
 
     Args:
         message: a serialized GraphDef.
-        graphs: all traced graphs, the latest last.
+        graphs: the traced graphs that it may come from, the likeliest last.
         number_of: registers the range of an owner and returns its number.
         output_types: returns the DataType numbers of the outputs of a node that a TensorFlow 1 session may fetch; None
             for an unknown node.
@@ -56,11 +56,6 @@ def rewrite(
     if not any(node.op == "_Retval" for node in graph.node):
         _keep_closes(graph, output_types)
     return bytes(graph.SerializeToString())
-
-
-def count_nodes(message: bytes) -> int:
-    """Return the number of nodes in a serialized GraphDef."""
-    return len(graph_pb2.GraphDef.FromString(message).node)
 
 
 def _node(one: Any) -> Node:
@@ -144,9 +139,8 @@ class _Writer:
     def _control(self, i: int, point: Point) -> str:
         """Return the name of the node to wait for; for a Switch, of a new node that runs only in the range's branch."""
         node = self._nodes[i]
-        if node.op not in SWITCHES:
-            return str(node.name)
-        taken = next((text for j in point.before for text in self._nodes[j].input if node_of(text) == node.name), None)
+        inputs = [text for j in point.before for text in self._nodes[j].input] if node.op in SWITCHES else []
+        taken = next((text for text in inputs if node_of(text) == node.name), None)
         if taken is None:
             return str(node.name)
         name = f"{self._names[id(point)]}/{i}"

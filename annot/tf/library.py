@@ -2,8 +2,8 @@
 
 Its shared library, annot/native/tf_ops, is loaded once per process. TensorFlow's plug-in interface
 (tensorflow/c/experimental/grappler/grappler.h) calls it at the end of each optimization round, and each graph has two
-rounds, a small one has one. The plug-in adds ranges after the last round. Unknown operations added after the first
-would block TensorFlow's own optimizations in the second.
+rounds. The plug-in adds ranges after the second round. Unknown operations added after the first would block
+TensorFlow's own optimizations in the second, and it would remove operations that close ranges.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import load_library
 
 from annot import native
 from annot.emit import client, guard
 from annot.tf import dynamic_sizes, graph_config, operation_owners
-from annot.tf.graph_rewrite import count_nodes, rewrite
+from annot.tf.graph_rewrite import rewrite
 from annot.tf.owners import Owner, interrupts, thread
 from annot.util.locks import fork_safe
 
@@ -35,28 +36,21 @@ _SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes
 def load() -> Optimizer | str:
     """Register the operation and the graph optimizer with TensorFlow; return the optimizer, or why it failed."""
     try:
-        tensorflow = _tensorflow_library()
-        if tensorflow is None:
-            return "TensorFlow graphs cannot have ranges: the library with TensorFlow's C API was not found"
         path = native.tf_library()
         if native.emitter() is None or path is None:
-            return "TensorFlow graphs cannot have ranges: annot's C extensions are disabled or not built"
+            raise RuntimeError("annot's C extensions are disabled or not built")
         other = _other_plugin(path)
         if other is not None:
-            return (
-                "TensorFlow graphs cannot have ranges: TensorFlow supports one graph optimizer plug-in, and it has "
-                f"loaded {other}"
-            )
-        return _register(path, tensorflow)
+            raise RuntimeError(f"TensorFlow supports one graph optimizer plug-in, and it has loaded {other}")
+        return _register(path, _tensorflow_library())
     except (OSError, AttributeError, RuntimeError, tf.errors.OpError) as error:
-        return f"TensorFlow graphs cannot have ranges: annot's operation cannot be registered: {error}"
+        return f"TensorFlow graphs cannot have ranges: {error}"
 
 
 def available() -> str | None:
     """Return why graphs cannot have ranges, as one sentence; None: they can."""
     loaded = load()
-    problem = loaded if isinstance(loaded, str) else None
-    return graph_config.without_optimizers(graph_config.current()) or problem
+    return graph_config.without_optimizers(graph_config.current()) or (loaded if isinstance(loaded, str) else None)
 
 
 def switch(user: object, on: bool) -> None:
@@ -85,7 +79,7 @@ def _other_plugin(own: Path) -> str | None:
     return None
 
 
-def _tensorflow_library() -> ctypes.CDLL | None:
+def _tensorflow_library() -> ctypes.CDLL:
     """Return the library, loaded by `import tensorflow`, that exports the C API for kernels."""
     folder = Path(tf.sysconfig.get_lib())
     # The library with the C API depends on the release.
@@ -94,7 +88,7 @@ def _tensorflow_library() -> ctypes.CDLL | None:
             library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             if hasattr(library, "TF_NewKernelBuilder"):
                 return library
-    return None
+    raise RuntimeError("the library with TensorFlow's C API was not found")
 
 
 # ---------------------------------------------------------------- the C library
@@ -186,12 +180,18 @@ class Optimizer:
             if first:
                 self._rounds[optimizer] = item
         message = ctypes.string_at(graph, length)
-        if first and count_nodes(message) >= graph_config.least_nodes(graph_config.current()):
-            return 0  # TensorFlow skips the second round of a smaller graph
+        small = graph_pb2.GraphDef.FromString(message) if first else None
+        least = graph_config.least_nodes(graph_config.current())
+        if small is not None and len(small.node) >= least:
+            return 0
         # If annot fails, the user's program continues without ranges.
         made = guard.attempt(self._rewritten, message, otherwise=None, note="a TensorFlow graph has no ranges")
         if made is None:
             return 0
+        if small is not None:  # TensorFlow skips the second round of a small graph, and here removes the padding
+            for i in range(least):
+                small.node.add(name=f"annot/padding_{i}", op="NoOp", device=small.node[0].device)
+            made = bytes(small.SerializeToString())
         result[0] = self._memory.malloc(len(made))
         if not result[0]:
             return 0

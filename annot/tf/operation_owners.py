@@ -202,8 +202,9 @@ def _compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _differentiate(original: Any, scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
     graph = graphs.get(operation.graph)
     traced = graph.operations.get(operation.name) if graph else None
-    owner = traced.owner if traced else None
-    return _in_backward_of(owner, operation.type, original, scope, operation, function, gradient)
+    return _in_backward_of(
+        traced.owner if traced else None, operation.type, original, scope, operation, function, gradient
+    )
 
 
 def _merge_call(original: Any, replica: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

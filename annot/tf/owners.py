@@ -212,7 +212,7 @@ def current() -> Owner | None:
 
 
 def _scope() -> Any:
-    """Return the scope of a range that `start` opens: the current graph, or eager mode."""
+    """Return the current graph, or the object that stands for eager mode."""
     return _EAGER if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
@@ -280,6 +280,4 @@ def may_be_taped() -> bool:
 
 def in_xla() -> bool:
     """Return whether the current graph is traced for compilation by XLA."""
-    return not tf.executing_eagerly() and bool(
-        control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-    )
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(_scope()))

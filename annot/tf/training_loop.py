@@ -6,7 +6,6 @@ with ranges keeps them. So Keras's step functions are kept twice.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import tensorflow as tf
@@ -53,13 +52,9 @@ class DataWaits:
         eager = tf.executing_eagerly()
         if not client.enabled() or not (eager or self._graphs):
             return original(*args, **kwargs)
-        with Outermost("data", _event()) if eager else owners.owned(owners.Owner(_event(), parent=owners.current())):
+        event = client.event(tag.format(tag.Tag(phase="data")), category="data")
+        with Outermost("data", event) if eager else owners.owned(owners.Owner(event, parent=owners.current())):
             return original(*args, **kwargs)
-
-
-@functools.cache
-def _event() -> Any:
-    return client.event(tag.format(tag.Tag(phase="data")), category="data")
 
 
 class StepFunctions:
