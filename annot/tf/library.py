@@ -188,7 +188,7 @@ class Optimizer:
         made = guard.attempt(self._rewritten, message, otherwise=None, note="a TensorFlow graph has no ranges")
         if made is None:
             return 0
-        if small is not None:  # TensorFlow skips the second round of a small graph, and here removes the padding
+        if small is not None:  # TensorFlow skips the second round of a small graph. There it removes these nodes
             for i in range(least):
                 small.node.add(name=f"annot/padding_{i}", op="NoOp", device=small.node[0].device)
             made = bytes(small.SerializeToString())
