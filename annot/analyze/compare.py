@@ -84,8 +84,8 @@ class Comparison:
         """Names of the kernels in the rows."""
         rows = self.rows
         lists = [rows[name].explode() for name in ("kernels_gone", "kernels_new") if name in rows.columns]
-        found = lists + ([rows["name"]] if "name" in rows.columns else [])
-        return [name for names in found for name in names.drop_nulls().unique()]
+        columns = lists + ([rows["name"]] if "name" in rows.columns else [])
+        return [name for names in columns for name in names.drop_nulls().unique()]
 
 
 def compare(
@@ -141,7 +141,7 @@ def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -
     apart = fused_layers(*(side.layers() for side in sides))
     for side, of, row_of, elsewhere in zip(sides, folds, _rows_of_layers(rows), apart, strict=True):
         names = side.attribution.forest.keys.names
-        row_of_key = {key: row_of[one] for key in names if (one := _fold(key, of)) in row_of}
+        row_of_key = {key: row_of[fold] for key in names if (fold := _fold(key, of)) in row_of}
         places.append((side.attribution, row_of_key, side.self_times()))
         fused |= {row for (layer, _, phase), row in row_of_key.items() if (layer, phase) in elsewhere}
     rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
@@ -159,11 +159,11 @@ def _fold(key: Key, folds: Folds) -> Key:
 
 def _with_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
     """Add the number of layers of each row, in the profile with more of them; null: a single layer."""
-    found = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
+    counts = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
     numbers = []
     for layer, module in rows.select("layer", "module").iter_rows():
         before, _, after = module.partition(" → ")
-        numbers.append(max(found[0][layer, before], found[1][layer, after or before]) or None)
+        numbers.append(max(counts[0][layer, before], counts[1][layer, after or before]) or None)
     return rows.with_columns(folded=pl.Series(numbers, dtype=pl.Int64))
 
 
@@ -201,11 +201,11 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     worse = (slower & ~apart & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
     numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
     least = least_share * max(numbers)
-    found = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
+    regressed = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
     if comparison.nesting is None:
-        return comparison.rows[found]
+        return comparison.rows[regressed]
     kept = comparison.nesting.at_their_place(
-        found, lambda _, times: times[1] > threshold * times[0] and max(times) >= least
+        regressed, lambda _, times: times[1] > threshold * times[0] and max(times) >= least
     )
     return comparison.rows[sorted(kept)]
 
@@ -278,7 +278,7 @@ class _Side:
         columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
         blocks = (block.select(columns) for block in attributed_blocks(attribution))
         times = blocks if device else iter([range_self_times(attribution)])
-        self._times = _summed(pl.concat([_summed(self._of_steps(part), keys) for part in times]), keys)
+        self._times = _summed(pl.concat([_summed(self._of_steps(block), keys) for block in times]), keys)
 
     def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
         """The times in steady steps; without steps, all times as one step."""
@@ -325,9 +325,9 @@ class _Side:
         else:
             named = times["name"].cast(pl.String)
         if by == "kind":
-            known = named.unique()
-            kinds = [classify(name or "").kind for name in known]
-            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("kind")
+            distinct = named.unique()
+            kinds = [classify(name or "").kind for name in distinct]
+            named = named.replace_strict(distinct, kinds, return_dtype=pl.String).alias("kind")
         names = named.unique().to_frame()
         numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
         grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
@@ -374,8 +374,8 @@ def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, p
     """Match layers whose module class changed: their module becomes ``A → B``."""
     path = ["layer", "phase"]
     alone = [
-        one.join(other, on=list(KEY), how="anti").filter(pl.len().over(path) == 1).select(KEY)
-        for one, other in ((a, b), (b, a))
+        table.join(other, on=list(KEY), how="anti").filter(pl.len().over(path) == 1).select(KEY)
+        for table, other in ((a, b), (b, a))
     ]
     pairs = alone[0].join(alone[1], on=path, suffix="_b")
     renamed = pl.format("{} → {}", "module", "module_b").alias("renamed")
@@ -442,7 +442,7 @@ def _with_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.Data
 
 def _kernel_names(attribution: Attribution, folds: Folds) -> _Kernels:
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: defaultdict[Key, set[str]] = defaultdict(set)
+    kernels: defaultdict[Key, set[str]] = defaultdict(set)
     for node, name in attribution.names.filter("kernel").select("node", "name").iter_rows():
-        found[_fold(names[keys[node]], folds)].add(name)
-    return found
+        kernels[_fold(names[keys[node]], folds)].add(name)
+    return kernels

@@ -49,7 +49,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         call (null: unknown). Texts are `pl.Categorical`, because they repeat.
     """
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
-    parts = [pl.DataFrame(schema=_ITERATION)]
+    tables = [pl.DataFrame(schema=_ITERATION)]
     for block in blocks_of(attribution):
         row = calls.rows(block["process"], block["correlation"])
         columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
@@ -60,15 +60,15 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         )  # fmt: skip
         kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
-        parts.append(
+        tables.append(
             rows.select(
                 (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
                 for name, dtype in _ITERATION.items()
             )
         )
     del calls
-    work = pl.concat(parts)
-    del parts
+    work = pl.concat(tables)
+    del tables
     is_sorted = work["start_ns"].is_sorted(nulls_last=True)
     return work if is_sorted else work.sort("start_ns", maintain_order=True, nulls_last=True)
 

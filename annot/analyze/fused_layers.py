@@ -30,7 +30,7 @@ def fused_layers(a: Collection[Layer], b: Collection[Layer]) -> tuple[set[Layer]
         ({('h.ln', 'forward'), ('h.fc', 'forward')}, {('h.ln+h.fc', 'forward')})
     """
     layers = set(a), set(b)
-    fused = [{one for one in side if FUSED in one[0]} for side in layers]
+    fused = [{layer for layer in side if FUSED in layer[0]} for side in layers]
     only = fused[0] - fused[1], fused[1] - fused[0]
     if not any(only):
         return set(), set()
@@ -39,8 +39,8 @@ def fused_layers(a: Collection[Layer], b: Collection[Layer]) -> tuple[set[Layer]
     cut = (layers[0] & layers[1] & (members[0] | members[1])) - around[0] - around[1]
     sides = []
     for mine, other in ((0, 1), (1, 0)):
-        known = layers[other] | members[other] | around[other]
-        kernels = {one for one in only[mine] if not known.isdisjoint(_members([one]))}
+        present = layers[other] | members[other] | around[other]
+        kernels = {kernel for kernel in only[mine] if not present.isdisjoint(_members([kernel]))}
         alone = (layers[mine] - layers[other]) & (members[other] | _around(members[other]))
         sides.append(kernels | alone | cut)
     return sides[0], sides[1]

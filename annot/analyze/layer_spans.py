@@ -96,21 +96,21 @@ def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks)
         time_ns="length", kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], node),
         call=_gather(calls["call"], work["range"]),
     ).sort("track", "start", maintain_order=True)  # fmt: skip
-    found = [pl.DataFrame(schema=_SPAN)]
+    levels = [pl.DataFrame(schema=_SPAN)]
     deepest = rows["depth"].max()
     for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
         # Activities of a CUDA graph, for example, are launched in a call of another layer.
         own = (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False)
         rows = _merged(rows.with_columns(own.alias("own")))
         here = pl.col("depth") == depth
-        found.append(rows.filter(here).select(*_SPAN))
+        levels.append(rows.filter(here).select(*_SPAN))
         outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
         rows = rows.with_columns(
             node=pl.when(here).then(outer["node"]).otherwise("node"),
             call=pl.when(here & pl.col("own")).then(outer["call"]).otherwise("call"),
             depth=pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32),
         )
-    return pl.concat(found)
+    return pl.concat(levels)
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
@@ -127,7 +127,7 @@ def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     """The outermost range of each call, on the track of its thread or process; empty if CPU times are unknown."""
     path = attribution.forest.tree["path"]
     nodes, calls = _nodes_and_calls(attribution)
-    found = [pl.DataFrame(schema=_SPAN)]
+    tables = [pl.DataFrame(schema=_SPAN)]
     for kind, block in range_blocks(attribution):
         if kind == "crossing":
             continue
@@ -138,8 +138,8 @@ def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
         )  # fmt: skip
         outermost = calls["call"].gather(rows["call"]) == rows["call"]
         rows = rows.filter(outermost & (node != NONE))
-        found.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))
-    return pl.concat(found)
+        tables.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))
+    return pl.concat(tables)
 
 
 def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:

@@ -78,8 +78,8 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
     """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
     tree, labels = forest.tree, forest.labels
     is_operator = labels["role"].is_in(_ROLES)
-    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
-    top = column_ops.outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
+    has_work = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
+    top = column_ops.outermost(tree["parent"], column_ops.inside(has_work, tree["parent"]))
     # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
     phases = phases_of_nodes(forest)
     names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
@@ -87,14 +87,14 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
     ranges = pl.DataFrame({"top": top, "calls": first, "host_self_ns": self_times(forest)})
     del top, first  # may have millions of rows
-    keys, groups, parts = Numbers(), [pl.Series("group", dtype=pl.Int32)], list[pl.DataFrame]()
-    for part in ranges.iter_slices(_SLICE):
-        label, path = (tree[name].gather(part["top"]) for name in ("label", "path"))
+    keys, groups, tables = Numbers(), [pl.Series("group", dtype=pl.Int32)], list[pl.DataFrame]()
+    for block in ranges.iter_slices(_SLICE):
+        label, path = (tree[name].gather(block["top"]) for name in ("label", "path"))
         label = pl.select(pl.when(is_operator.gather(label)).then(label).otherwise(column_ops.NONE)).to_series()
         phase = number.gather(column_ops.known(path)).fill_null(other)
         groups.append(keys.of((label.cast(pl.Int64) + 1) * len(names) + phase).alias("group"))
-        parts.append(part.select("calls", "host_self_ns", groups[-1]).group_by("group").agg(pl.all().sum()))
-    sums = pl.concat(parts or [ranges.select("calls", "host_self_ns", group="top")])
+        tables.append(block.select("calls", "host_self_ns", groups[-1]).group_by("group").agg(pl.all().sum()))
+    sums = pl.concat(tables or [ranges.select("calls", "host_self_ns", group="top")])
     sums = sums.group_by("group").agg(pl.all().sum()).sort("group")
     label = (keys.known // len(names) - 1).cast(pl.Int32).alias("label")
     phase = names.gather(keys.known % len(names)).alias("phase")
@@ -135,14 +135,14 @@ _MOST: Final = 2**63 - 1
 def _kernels(attribution: Attribution, groups: pl.Series, outside: dict[str, int]) -> pl.DataFrame:
     reasons = attribution.attributor.reasons
     schema = {"group": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64}
-    parts = [pl.DataFrame(schema=schema)]
+    tables = [pl.DataFrame(schema=schema)]
     for block in () if attribution.source is None else attributed_blocks(attribution):
         without = pl.when(block["node"].is_in(reasons)).then(outside[UNATTRIBUTED]).otherwise(outside["other"])
         group = pl.coalesce(groups.gather(column_ops.known(block["range"])), without).cast(pl.Int32)
         rows = block.select("name", "kernel", "gpu_ns", group=group).group_by("group", "name", "kernel")
         sums = rows.agg(calls=pl.len().cast(pl.Int64), gpu_ns=pl.col("gpu_ns").sum())
-        parts.append(sums.select(pl.col(name).cast(of) for name, of in schema.items()))
-    return pl.concat(parts).group_by("group", "name", "kernel").agg(pl.all().sum())
+        tables.append(sums.select(pl.col(name).cast(of) for name, of in schema.items()))
+    return pl.concat(tables).group_by("group", "name", "kernel").agg(pl.all().sum())
 
 
 def by_op_work(attribution: Attribution) -> pl.DataFrame:

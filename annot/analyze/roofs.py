@@ -56,8 +56,8 @@ class Peaks:
         if "any" in self.flops:
             return self.flops["any"]
         key = precision + (_TENSOR if tensor_cores else "")
-        found = (self.flops[name] for name in _NEAREST.get(key, (key,)) if name in self.flops)
-        return next(found, self.flops.get(precision) if tensor_cores else None)
+        rates = (self.flops[name] for name in _NEAREST.get(key, (key,)) if name in self.flops)
+        return next(rates, self.flops.get(precision) if tensor_cores else None)
 
     def as_meta(self) -> dict[str, Any]:
         """Return the peaks for a report: device, source, flops by precision, bandwidth."""

@@ -90,8 +90,8 @@ def _other_program(a: Program, b: Program) -> str:
 def _shared(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     """Return the fraction of the time in names that both have, that of the profile in which it is larger."""
     return max(
-        sum(ns for name, ns in one.items() if name in other) / max(sum(one.values()), 1)
-        for one, other in ((a, b), (b, a))
+        sum(ns for name, ns in times.items() if name in other) / max(sum(times.values()), 1)
+        for times, other in ((a, b), (b, a))
     )
 
 

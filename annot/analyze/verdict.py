@@ -16,7 +16,7 @@ from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_parts import parts_of
+from annot.analyze.step_parts import step_inputs
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
@@ -142,7 +142,7 @@ def _busy(rows: _Rows, facts: Facts) -> list[str]:
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
         return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
-    cause, share = max(facts.idle.items(), key=lambda part: part[1])
+    cause, share = max(facts.idle.items(), key=lambda pair: pair[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
     return [f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"]
 
@@ -151,13 +151,13 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     """The part of the GPU work that a change could avoid, else the most frequent kind of kernels."""
     units = matrix_units(facts.attribution.meta)
     slow = outside_matrix_units(facts)
-    found: list[tuple[float, str, pl.Expr | None]] = [
+    candidates: list[tuple[float, str, pl.Expr | None]] = [
         (rows["time", "collectives"]["share"], f"to {GPU_PARTS['collectives'].name}", None),
         (rows["time", "copies"]["share"], f"to {GPU_PARTS['copies'].name}", None),
     ]
     if slow is not None:
-        found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
-    share, words, which = max(found, key=lambda part: part[0])
+        candidates.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
+    share, words, which = max(candidates, key=lambda candidate: candidate[0])
     if clause := _operator(facts, share):
         return [clause]
     if share < _LEAST:
@@ -185,8 +185,8 @@ def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
     if (facts.layers["module"] != "").any():
         return ""
     names = set(facts.work.filter(which, pl.col("kernel"))["name"])
-    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
-    longest = next(found, None)
+    matches = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(matches, None)
     return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
@@ -246,12 +246,12 @@ def _named(name: str, share: float, whole: float) -> str:
 def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
     time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
-    parts = time.sort("ns", descending=True).select("item", "share").rows()
-    if not parts:
+    rows = time.sort("ns", descending=True).select("item", "share").rows()
+    if not rows:
         return []
     names = {**GPU_PARTS, **CPU_PARTS}
-    longest, *others = parts
-    waits = [part for part in others if part[0] in _WAITS]
+    longest, *others = rows
+    waits = [row for row in others if row[0] in _WAITS]
     first, *more = [f"{share:.0%} {names[key].name}" for key, share in (longest, *waits)]
     return [first, *_layer_on_cpu(table, facts), *more]
 
@@ -259,7 +259,7 @@ def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
 def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The layer with the most time in forward and backward."""
     wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
-    layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
+    layers = layers_of_parts(facts.attribution, step_inputs(facts.attribution))
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
@@ -277,7 +277,7 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
     """The phases of a layer in words, or those of all layers for the pattern of several."""
     own = rows.filter(pl.col("layer") == layer, pl.col("module") == module)
     present = set((rows if own.is_empty() else own)["part"])
-    return " and ".join(part for part in ("forward", "backward") if part in present)
+    return " and ".join(phase for phase in ("forward", "backward") if phase in present)
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:

@@ -107,11 +107,11 @@ class Attributor:
             unlaunched = owner.is_null() & work["origin_start"].is_not_null()
             step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
-        known = (
+        launch_columns = (
             owner.alias("owner"), step.fill_null(column_ops.NONE).alias("step"), cell.alias("cell"),
             process.alias("process_code"),
         )  # fmt: skip
-        placed = work.with_columns(known).with_columns(
+        placed = work.with_columns(launch_columns).with_columns(
             length.alias("gpu_ns"), *owner_columns("owner", guesses=self._has_guesses), self._left_out(owner, step)
         )
         placed = placed.with_columns(self._nodes(placed)).drop("owner")
@@ -150,8 +150,8 @@ class Attributor:
         if self._whole is not self._forest:
             hit = self._among_selected.gather(hit)
         no_range = placed["range"] == column_ops.NONE
-        found = pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"])).to_series()
-        return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), found.alias("range"))
+        owner = pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"])).to_series()
+        return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), owner.alias("range"))
 
     @cached_property
     def _origins(self) -> list[_Origins]:
@@ -189,8 +189,8 @@ class _Origins:
         """Return the row in the tree of the innermost range around each origin, null outside any range."""
         instant = placed["origin_start"].fill_null(0)
         owner = self._tree.owners(self._forest.threads.codes(placed["origin_thread"]), instant, instant)
-        known = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
-        return pl.select(pl.when(known).then(owner)).to_series()
+        has_range = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
+        return pl.select(pl.when(has_range).then(owner)).to_series()
 
     def paths(self, ranges: pl.Series) -> pl.Series:
         """Return the node of the path of each range."""

@@ -86,11 +86,11 @@ class Launches:
         lost = (owner == column_ops.NONE).arg_true()
         calls = pl.DataFrame({"row": lost, "process": process.gather(lost), "thread": thread.gather(lost)})
         calls = calls.with_columns(start.gather(lost).alias("start"), end.gather(lost).alias("end"))
-        for (code,), part in calls.partition_by("process", as_dict=True).items():
+        for (code,), process_calls in calls.partition_by("process", as_dict=True).items():
             threads = [thread for thread in self._forest.threads.of_process(code) if thread in self._spans]
-            found = innermost_around(part, self.tree, self._forest.tree, self._spans, threads)
-            hit = found != column_ops.NONE
-            owner = owner.scatter(part["row"].filter(hit), by_time(found).filter(hit))
+            innermost = innermost_around(process_calls, self.tree, self._forest.tree, self._spans, threads)
+            hit = innermost != column_ops.NONE
+            owner = owner.scatter(process_calls["row"].filter(hit), by_time(innermost).filter(hit))
         return owner
 
     @cached_property

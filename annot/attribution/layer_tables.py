@@ -175,7 +175,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     first = ~inside_engine_range(tree, labels).alias("calls")  # the others are counted by the engine's range
     phase = phases.gather(column_ops.known(tree["path"])).fill_null("other")
     ranges = pl.DataFrame([op, phase, first, self_times(forest)])
-    parts = [part.group_by("op", "phase").agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    sums = [block.group_by("op", "phase").agg(pl.all().sum()) for block in ranges.iter_slices(_SLICE)]
     del ranges, phase, first  # may have millions of rows
     for block in () if attribution.source is None else attribution.source.work_blocks():
         work = attribution.attributor.of(block).filter(~pl.col("left_out"))
@@ -183,11 +183,11 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
             op.gather(column_ops.known(work["range"])).fill_null(NO_OPERATION), phases.gather(work["node"]),
             gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
         )  # fmt: skip
-        parts.append(rows.group_by("op", "phase").agg(pl.all().sum()))
+        sums.append(rows.group_by("op", "phase").agg(pl.all().sum()))
     outside = attribution.nodes.select(phases.cast(pl.String), "host_self_ns")
     outside = outside.filter(pl.col("phase") == UNATTRIBUTED, pl.col("host_self_ns") > 0)
-    parts = [*(part.with_columns(pl.col("op", "phase").cast(pl.String)) for part in parts), outside]
-    table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *parts], how="diagonal_relaxed")
+    sums = [*(block.with_columns(pl.col("op", "phase").cast(pl.String)) for block in sums), outside]
+    table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *sums], how="diagonal_relaxed")
     lost = pl.col("phase") == UNATTRIBUTED
     table = table.with_columns(op=pl.when(lost).then("phase").otherwise("op"))
     table = table.group_by("op", "phase").agg(pl.all().sum().cast(pl.Int64))

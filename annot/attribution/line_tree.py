@@ -75,13 +75,13 @@ class LineTree:
 
         What is inside such a line is inside the line around it: the tree of selected steps lacks epochs.
         """
-        numbers = {one: number for number, one in enumerate(zip(other.parents, other.names, strict=True))}
-        found: list[int] = []
+        numbers = {pair: number for number, pair in enumerate(zip(other.parents, other.names, strict=True))}
+        matches: list[int] = []
         around = {column_ops.NONE: column_ops.NONE}
         for line, (parent, name) in enumerate(zip(self.parents, self.names, strict=True)):
-            found.append(numbers.get((around[parent], name), column_ops.NONE))
-            around[line] = around[parent] if found[line] == column_ops.NONE else found[line]
-        return found
+            matches.append(numbers.get((around[parent], name), column_ops.NONE))
+            around[line] = around[parent] if matches[line] == column_ops.NONE else matches[line]
+        return matches
 
 
 def is_layer(layer: str, module: str, phase: str) -> bool:
@@ -107,7 +107,7 @@ def line_tree(attribution: Attribution) -> LineTree:
         is_later.append(names[key][2] in _LATER or (parent != column_ops.NONE and is_later[parent]))
         if not is_later[node]:
             of_node[node] = lines.inside(_at(of_node, parent), names[key])
-    forward = {name: list(found) for name, found in lines.of_name.items()}
+    forward = {name: list(numbers) for name, numbers in lines.of_name.items()}
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         if is_later[node]:
             among = forward.get(_name(names[key]), ()) if names[key][2] in _LATER else ()
@@ -254,14 +254,14 @@ def _inclusive(rows: pl.DataFrame, tree: LineTree) -> pl.DataFrame:
     """Add the sums with the lines inside, and the rows of lines of which only lines inside have a phase."""
     parents = pl.Series("parent", tree.parents, pl.Int32)
     every = pl.DataFrame({"line": pl.int_range(len(tree.parents), eager=True)})
-    parts = [rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _INCLUSIVE).clear()]
-    for _, part in rows.group_by("phase", maintain_order=True):
-        dense = every.join(part, on="line", how="left", maintain_order="left")
+    tables = [rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _INCLUSIVE).clear()]
+    for _, phase_rows in rows.group_by("phase", maintain_order=True):
+        dense = every.join(phase_rows, on="line", how="left", maintain_order="left")
         sums = (column_ops.fold(parents, dense[own].fill_null(0)).alias(name) for name, own in _INCLUSIVE.items())
-        dense = dense.with_columns(sums).with_columns(phase=pl.lit(part["phase"][0]))
+        dense = dense.with_columns(sums).with_columns(phase=pl.lit(phase_rows["phase"][0]))
         has_any = pl.any_horizontal(pl.col(_INCLUSIVE) > 0)
-        parts.append(dense.filter(pl.col("calls").is_not_null() | has_any))
-    return pl.concat(parts, how="diagonal_relaxed").with_columns(pl.col(_SUMS).fill_null(0))
+        tables.append(dense.filter(pl.col("calls").is_not_null() | has_any))
+    return pl.concat(tables, how="diagonal_relaxed").with_columns(pl.col(_SUMS).fill_null(0))
 
 
 def _busy(rows: pl.DataFrame, layers: pl.DataFrame) -> pl.Expr:

@@ -44,8 +44,8 @@ def step_spans(attribution: Attribution) -> pl.DataFrame:
 def _with_gpu(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Add begin and until, the time of each step on a GPU that is behind, and behind."""
     steady = attribution.steps.steady().select("step", process_code="process", steady=pl.lit(value=True))
-    for part in (attribution.step_work.select("process_code", "step", "first_ns", "last_ns"), steady):
-        table = table.join(part, on=["process_code", "step"], how="left")
+    for values in (attribution.step_work.select("process_code", "step", "first_ns", "last_ns"), steady):
+        table = table.join(values, on=["process_code", "step"], how="left")
     table = table.sort("process_code", "start")
     finished = pl.col("last_ns").cum_max().forward_fill().over("process_code").alias("finished")
     table = table.with_columns(finished, first=pl.int_range(pl.len()).over("process_code") == 0)

@@ -34,8 +34,8 @@ def _outside(forest: Forest, rows: pl.Series, spans: pl.DataFrame) -> pl.DataFra
     ranges = forest.tree.select("thread", "start", "end")[rows]
     process = forest.threads.table["process_code"].gather(ranges["thread"]).alias("process")
     inside = time_in(spans, process, ranges["end"]) - time_in(spans, process, ranges["start"])
-    found = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
-    return found.filter(pl.col("outside_ns") > 0)
+    outside = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
+    return outside.filter(pl.col("outside_ns") > 0)
 
 
 def time_in(spans: pl.DataFrame, process: pl.Series, instants: pl.Series) -> pl.Series:

@@ -187,8 +187,8 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
         table, why = table.clear(), "the pattern of ranges that repeats lies in ranges named warm-up"
     if table.is_empty():
         return replace(_found(table, "", choice), missing=_why_no_steps(forest, warmups or why))
-    found = _found(table, _REPETITION, choice)
-    return replace(found, found_by=_TRAINING) if _all_optimize(found, forest) else found
+    detected = _found(table, _REPETITION, choice)
+    return replace(detected, found_by=_TRAINING) if _all_optimize(detected, forest) else detected
 
 
 def _is_warmup_only(table: pl.DataFrame, forest: Forest) -> bool:
@@ -374,9 +374,9 @@ def _warmup(table: pl.DataFrame) -> pl.Series:
     warmup: list[bool] = []
     if table["kind"].count():
         return pl.repeat(False, table.height, dtype=pl.Boolean, eager=True).alias("warmup")
-    for part in table.partition_by("process", maintain_order=True):
-        named = part["named"].to_list()
-        lengths = (part["end"] - part["start"]).to_list()
+    for process_steps in table.partition_by("process", maintain_order=True):
+        named = process_steps["named"].to_list()
+        lengths = (process_steps["end"] - process_steps["start"]).to_list()
         measured = [length for length, warm in zip(lengths, named, strict=True) if not warm]
         later = sorted(measured[len(measured) // 2 :])
         limit = _LONG * later[len(later) // 2] if later else 0

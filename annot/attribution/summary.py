@@ -116,7 +116,7 @@ def _counts(attribution: Attribution) -> dict[str, int]:
     """The numbers of ranges, kernels, copies and threads."""
     forest, nodes = attribution.forest, attribution.nodes
     return {
-        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
+        "ranges": sum(int((ranges["id"] >= 0).sum()) for ranges in (forest.tree, forest.crossing)),  # as recorded
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
@@ -163,7 +163,7 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
     numbers = dict(lost.select("module", pl.col("kernels") + pl.col("copies")).iter_rows())
-    found = (
+    counted = (
         (
             attribution.forest.open_ranges,
             "range was still open at the end of the capture",
@@ -185,7 +185,7 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             "kernels or copies are outside the selected steps and left out",
         ),
     )
-    notes = [f"{count:,} {one if count == 1 else many}" for count, one, many in found if count]
+    notes = [f"{count:,} {singular if count == 1 else plural}" for count, singular, plural in counted if count]
     if by_time := int(attribution.nodes["gpu_by_time_ns"].sum()):
         notes.append(
             f"{_duration(by_time)} of GPU time was launched outside any range on its thread. It is attributed to the "

@@ -74,8 +74,8 @@ def _multiplies_bfloat16(facts: Facts) -> bool:
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
     devices = facts.attribution.meta.get("devices") or ()
-    known = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
-    return all(rates is None or "bf16 tensor" in rates for rates in known)
+    device_rates = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
+    return all(rates is None or "bf16 tensor" in rates for rates in device_rates)
 
 
 def outside_matrix_units(facts: Facts) -> pl.Expr | None:
@@ -217,7 +217,7 @@ def _of_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
 
 def _with_neighbours(facts: Facts) -> pl.DataFrame:
     """Return name and fusible: which part of the kernels of a name runs beside another memory-bound kernel."""
-    parts = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
+    tables = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
     for block in attributed_blocks(facts.attribution):
         stream = [name for name in ("process", "device", "stream") if name in block.columns]
         rows = with_classes(block.filter("kernel").select(*stream, "start", "name"))
@@ -226,11 +226,11 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
         chains = (pl.col("kind") == "elementwise") | (pl.col("name") != pl.col("name").shift(1))
         around = [pl.col("bound").shift(1, fill_value=False) & chains.fill_null(False)]
         around.append((pl.col("bound") & chains.fill_null(False)).shift(-1, fill_value=False))
-        beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
+        beside = pl.any_horizontal(side.over(stream) if stream else side for side in around)
         counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
         sums = rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts)
-        parts.append(sums.with_columns(pl.col("name").cast(pl.String)))
-    sums = pl.concat(parts).group_by("name").agg(pl.all().sum())
+        tables.append(sums.with_columns(pl.col("name").cast(pl.String)))
+    sums = pl.concat(tables).group_by("name").agg(pl.all().sum())
     return sums.select("name", fusible=pl.col("beside") / pl.col("all"))
 
 

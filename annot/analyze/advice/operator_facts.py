@@ -121,7 +121,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
 
     Args:
         attribution: the profile.
-        windows: times of the steps, as in `annot.analyze.step_parts.Parts`.
+        windows: times of the steps, as in `annot.analyze.step_parts.StepInputs`.
         wall_ns: their sum over devices in ns.
         peaks: peaks of the device.
     """

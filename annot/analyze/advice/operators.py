@@ -44,19 +44,19 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     Evidence: the recorded inputs of an operator, its share of the step (at least 10 %), and the cause that follows from
     them; see `annot.analyze.advice.causes`.
     """
-    found = [
+    matches = [
         (operator, cause)
         for operator in facts.operators
         if operator.share >= _LEAST / 4 and (cause := cause_of(operator)) and cause.advice
         and re.search(_WORDS[family], operator.name)
     ]  # fmt: skip
     shares: dict[str, float] = {}
-    for operator, cause in found:
+    for operator, cause in matches:
         shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] < _LEAST:
         return None
-    same = [(operator, cause) for operator, cause in found if cause.name == name]
+    same = [(operator, cause) for operator, cause in matches if cause.name == name]
     longest, cause = same[0]
     more = len(same) - 1
     others = f" ({shares[name]:.0%} with {more} other shape{'s' * (more > 1)})" if more else ""
@@ -106,7 +106,7 @@ def eager_attention(facts: Facts) -> Advice | None:
     share = sum(operator.share for operator in operators)
     if not operators:
         return None
-    softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
+    softmax = next((operator for operator in operators if operator.name in _SOFTMAX), operators[0])
     return Advice(
         "eager_attention",
         "Call scaled_dot_product_attention, which does not write the attention scores to memory.",
@@ -165,7 +165,7 @@ def older_attention(facts: Facts) -> Advice | None:
     causes = [(operator, cause_of(operator)) for operator in facts.operators]
     decodes = [operator for operator, cause in causes if cause is not None and cause.name == "decode"]
     others = {name for operator in facts.operators if operator not in decodes for name in operator.kernels}
-    predicate &= ~pl.col("name").is_in([name for one in decodes for name in one.kernels if name not in others])
+    predicate &= ~pl.col("name").is_in([name for decode in decodes for name in decode.kernels if name not in others])
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
     if share < _LEAST / 2:
@@ -197,20 +197,20 @@ def gathered_weights(facts: Facts) -> Advice | None:
     multiplication, with at least 10 % of the step.
     """
     matrices = {size for operator in facts.operators if operator.name in _PRODUCTS for size in _matrices(operator.tag)}
-    found = [
+    gathers = [
         operator for operator in facts.operators
         if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
     ]  # fmt: skip
-    share = sum(operator.share for operator in found)
+    share = sum(operator.share for operator in gathers)
     if share < _LEAST:
         return None
     return Advice(
         "gathered_weights",
         "Use a grouped GEMM, which multiplies the tokens of each expert without copying its weights.",
-        f"{share:.0%} of {facts.time} goes to {found[0].title}, which copies weights of experts by index",
+        f"{share:.0%} of {facts.time} goes to {gathers[0].title}, which copies weights of experts by index",
         "order = experts.argsort()      # tokens by expert\n"
         "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",
-        share, _layers(facts, found),
+        share, _layers(facts, gathers),
     )  # fmt: skip
 
 

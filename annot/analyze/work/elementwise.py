@@ -117,15 +117,15 @@ def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     """Return the output sizes, from https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html."""
     stride = call.numbers("stride", len(kernel), 1)
     padding, dilation = call.numbers("padding", len(kernel), 0), call.numbers("dilation", len(kernel), 1)
-    found = []
+    pooled = []
     for size, length, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
         room = size + 2 * pad - wide * (length - 1) - 1
         steps = room // step
         if call.flag("ceil", default=False):
             steps = -(-room // step)
             steps -= steps * step >= size + pad  # PyTorch drops a window that starts in the right padding
-        found.append(steps + 1)
-    return tuple(found)
+        pooled.append(steps + 1)
+    return tuple(pooled)
 
 
 def _adaptive(call: Call, count: int, *, average: bool) -> Cost:
