@@ -17,7 +17,7 @@ __all__ = ["Comparability", "Reason", "comparability", "device_names", "differ",
 
 Kind: TypeAlias = Literal[
     "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes"
-]  # fmt: skip
+]
 
 _OTHER_PROGRAM: Final = ("time", "steps", "layers", "kernels", "calls")
 """Kinds of reasons that make the ratio of total times meaningless."""

@@ -74,9 +74,11 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
 
 
 _ITERATION: Final = {
-    "step": pl.Int64, **dict.fromkeys((*KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
+    "step": pl.Int64,
+    **dict.fromkeys((*KEY, "name", "kind", "library"), pl.Categorical),
+    "tensor_cores": pl.Boolean,
     **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
-}  # fmt: skip
+}
 
 
 def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
@@ -139,9 +141,11 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
     rows = of_modules(_with_tensor_cores(by_layer(attribution), attribution))
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
-    table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
-        *_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max()
-    )  # fmt: skip
+    table = (
+        per_layer.with_columns(mean.alias("mean"))
+        .group_by("module", maintain_order=True)
+        .agg(*_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max())
+    )
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
         "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
@@ -165,11 +169,12 @@ def _sums() -> list[pl.Expr]:
     """Aggregates over the phases of a layer."""
     calls = pl.when(_FORWARD.any()).then(pl.col("calls").filter(_FORWARD).sum()).otherwise(pl.col("calls").sum())
     return [
-        calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
+        calls.alias("calls"),
+        pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
         pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
         pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
         pl.col("tc_eligible", "tc_used").any(),
-    ]  # fmt: skip
+    ]
 
 
 def _totals() -> list[pl.Expr]:

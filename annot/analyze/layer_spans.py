@@ -118,9 +118,10 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     same = pl.struct("track", "node", "call")
     groups = rows.group_by(same.rle_id().alias("run"), maintain_order=True)
     return groups.agg(
-        pl.col("track", "node", "call", "own", "depth", "start").first(), pl.col("end").max(),
+        pl.col("track", "node", "call", "own", "depth", "start").first(),
+        pl.col("end").max(),
         pl.col("time_ns", "kernels").sum(),
-    ).drop("run")  # fmt: skip
+    ).drop("run")
 
 
 def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:

@@ -63,8 +63,9 @@ def operator_table(attribution: Attribution) -> OperatorTable:
     outside_ns = attribution.nodes["host_self_ns"][attribution.attributor.outside] or 0
     lost = pl.DataFrame(
         [(column_ops.NONE, UNATTRIBUTED, outside_ns), (column_ops.NONE, "other", 0)],
-        schema={"label": pl.Int32, "phase": pl.String, "host_self_ns": sums.schema["host_self_ns"]}, orient="row",
-    )  # fmt: skip
+        schema={"label": pl.Int32, "phase": pl.String, "host_self_ns": sums.schema["host_self_ns"]},
+        orient="row",
+    )
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
@@ -183,9 +184,10 @@ def _with_times(attribution: Attribution) -> pl.DataFrame:
     """The rows of `OperatorTable` by `_KEYS` with GPU times, bytes and precision."""
     table = operator_table(attribution)
     kernels = table.kernels.group_by("group").agg(
-        gpu_self_ns=pl.col("gpu_ns").sum(), kernels=pl.col("calls").filter("kernel").sum(),
+        gpu_self_ns=pl.col("gpu_ns").sum(),
+        kernels=pl.col("calls").filter("kernel").sum(),
         copies=pl.col("calls").filter(~pl.col("kernel")).sum(),
-    )  # fmt: skip
+    )
     matrix = with_classes(table.kernels.filter("kernel")).filter(pl.col("kind").is_in(MATRIX))
     longest = matrix.sort("gpu_ns", "name", descending=[True, False]).group_by("group").agg(pl.col("name").first())
     rows = table.rows.join(kernels, on="group", how="left").join(longest, on="group", how="left")
@@ -194,9 +196,11 @@ def _with_times(attribution: Attribution) -> pl.DataFrame:
     rows = rows.with_columns(pl.Series("precision", precision, pl.String))
     worked = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in _WORK]
     counts = pl.col("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies").sum()
-    rows = rows.sort("gpu_self_ns", descending=True).group_by(_KEYS, maintain_order=True).agg(
-        counts, *worked, pl.col("precision").first()
-    )  # fmt: skip
+    rows = (
+        rows.sort("gpu_self_ns", descending=True)
+        .group_by(_KEYS, maintain_order=True)
+        .agg(counts, *worked, pl.col("precision").first())
+    )
     rows = rows.with_columns(bytes=pl.col("bytes_read") + pl.col("bytes_written"))
     rows = rows.filter(pl.any_horizontal(pl.col("calls", "kernels", "copies", "host_self_ns") > 0))
     last = pl.col("op").replace_strict({NO_OPERATION: 1, UNATTRIBUTED: 2}, default=0)

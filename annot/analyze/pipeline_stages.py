@@ -54,9 +54,11 @@ def by_stage(attribution: Attribution) -> pl.DataFrame:
         ran = work.join(own, on="row", how="semi", maintain_order="left")
         times.append(_times(ran, device=True) if ran.height else _times(_on_host(attribution, own), device=False))
     sums = pl.concat(times, how="diagonal").group_by("row").agg(pl.col(_TIMES).sum())
-    rows = actions.join(sums, on="row", how="left", maintain_order="left").group_by(
-        "process", "action", "phase", "stage", "microbatch", maintain_order=True
-    ).agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))  # fmt: skip
+    rows = (
+        actions.join(sums, on="row", how="left", maintain_order="left")
+        .group_by("process", "action", "phase", "stage", "microbatch", maintain_order=True)
+        .agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))
+    )
     rows = rows.with_columns(time_ns=pl.col("busy_ns") + pl.col("bubble_ns"))
     whole = pl.col("time_ns").sum().over("process")
     share = pl.when(whole > 0).then(pl.col("bubble_ns") / whole).alias("bubble_share")

@@ -127,9 +127,11 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
     intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
     rows = rows.with_columns(
-        pl.Series("roof", roofs, pl.Float64), intensity.alias("intensity"),
-        (pl.col("flops") / seconds).alias("flops_per_s"), (pl.col("bytes") / seconds).alias("bytes_per_s"),
-    )  # fmt: skip
+        pl.Series("roof", roofs, pl.Float64),
+        intensity.alias("intensity"),
+        (pl.col("flops") / seconds).alias("flops_per_s"),
+        (pl.col("bytes") / seconds).alias("bytes_per_s"),
+    )
     by_memory = pl.col("intensity") * bandwidth <= pl.col("roof")
     by_memory |= (pl.col("intensity") == 0) & bandwidth.is_not_null()  # whatever the precision
     share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))

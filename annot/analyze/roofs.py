@@ -143,11 +143,13 @@ def device_of_counters(metrics: pl.DataFrame) -> dict[str, Any] | None:
         return None
     width, clock = attributes.get("global_memory_bus_width", 0), attributes.get("memory_clock_rate", 0)
     return {
-        "name": "", "smCount": int(attributes["multiprocessor_count"]), "clockRate": attributes["clock_rate"] * 1000,
+        "name": "",
+        "smCount": int(attributes["multiprocessor_count"]),
+        "clockRate": attributes["clock_rate"] * 1000,
         "computeMajor": int(attributes["compute_capability_major"]),
         "computeMinor": int(attributes["compute_capability_minor"]),
         "memoryBandwidth": 2 * clock * 1000 * width / 8,
-    }  # fmt: skip
+    }
 
 
 _ATTRIBUTE: Final = "device__attribute_"

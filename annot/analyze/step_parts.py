@@ -31,7 +31,7 @@ __all__ = [
     "launching",
     "shares_of_devices",
     "step_inputs",
-]  # fmt: skip
+]
 
 Device: TypeAlias = tuple[int | None, int | None]
 """Process and device; null if unknown."""
@@ -246,9 +246,10 @@ def _host_ranges(attribution: Attribution) -> _Host:
     collective = (pl.col("phase") == "collective") | pl.col("text").str.contains(COLLECTIVE_NAME)
     others = (~data & ~forest.labels["loop"]).gather(ranges["label"])
     kinds = {
-        "data": data.gather(ranges["label"]), "ranges": others & ~_inside(others, forest),
+        "data": data.gather(ranges["label"]),
+        "ranges": others & ~_inside(others, forest),
         "collectives": forest.labels.select(collective).to_series().gather(ranges["label"]),
-    }  # fmt: skip
+    }
     more = {"collectives": ("node", "range", "label")}
     times = pl.col("process", "start", "end").cast(pl.Int64)
 

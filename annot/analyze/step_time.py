@@ -121,8 +121,10 @@ def step_work(
 
 _GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pinned": pl.Boolean}
 _EXCLUSIVE: Final = {
-    **_GROUPS, "calls": pl.Int64, "wall_ns": pl.Int64,
-}  # fmt: skip
+    **_GROUPS,
+    "calls": pl.Int64,
+    "wall_ns": pl.Int64,
+}
 
 
 def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:

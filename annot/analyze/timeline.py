@@ -23,9 +23,11 @@ _EVENTS: Final = {
     "key": pl.Int32,
 }  # fmt: skip
 _ENDINGS: Final = {
-    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2", r" \|bwd$": " backward", r" \|re$": " recompute",
+    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2",
+    r" \|bwd$": " backward",
+    r" \|re$": " recompute",
     r" \|[a-z]+$": "",
-}  # fmt: skip
+}
 _LANES: Final = 64
 _SLICE: Final = 1 << 20
 _ROWS: Final = 24

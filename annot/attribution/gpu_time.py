@@ -108,9 +108,11 @@ class Attributor:
             step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
         launch_columns = (
-            owner.alias("owner"), step.fill_null(column_ops.NONE).alias("step"), cell.alias("cell"),
+            owner.alias("owner"),
+            step.fill_null(column_ops.NONE).alias("step"),
+            cell.alias("cell"),
             process.alias("process_code"),
-        )  # fmt: skip
+        )
         placed = work.with_columns(launch_columns).with_columns(
             length.alias("gpu_ns"), *owner_columns("owner", guesses=self._has_guesses), self._left_out(owner, step)
         )
@@ -130,10 +132,12 @@ class Attributor:
         path = self._forest.tree["path"].gather(column_ops.known(placed["range"])).alias("path")
         nodes = placed.select("correlation", path, launched=pl.col("owner").is_not_null())
         reason = (
-            pl.when("launched").then(in_no_range)
-            .when(pl.col("correlation").is_not_null()).then(unlaunched)
+            pl.when("launched")
+            .then(in_no_range)
+            .when(pl.col("correlation").is_not_null())
+            .then(unlaunched)
             .otherwise(without_id)
-        )  # fmt: skip
+        )
         return nodes.select(pl.coalesce("path", reason).cast(pl.Int32).alias("node")).to_series()
 
     def _with_captured(self, placed: pl.DataFrame) -> pl.DataFrame:

@@ -74,8 +74,9 @@ class Captures:
             renumbered = (_renumbered(around[column], numbers, threads) for column in _THREADS)
             around = around.with_columns(
                 *renumbered,
-                process=pl.lit(-1 - number, pl.Int64), id=pl.col("id").rank("ordinal").cast(pl.Int64) + first_id,
-            )  # fmt: skip
+                process=pl.lit(-1 - number, pl.Int64),
+                id=pl.col("id").rank("ordinal").cast(pl.Int64) + first_id,
+            )
             nodes.append(calls.select(list(_NODES)))
             ranges.append(around.select(list(RANGES)))
             files += [name] * calls["graph"].n_unique()

@@ -108,9 +108,11 @@ class _Match:
         placed = placed.hstack(origins[placed["node"]])
         kernels, copies = placed.filter("kernel"), placed.filter(~pl.col("kernel"))
         return replace(
-            profile, kernels=_with_origins(profile.kernels, kernels), copies=_with_origins(profile.copies, copies),
+            profile,
+            kernels=_with_origins(profile.kernels, kernels),
+            copies=_with_origins(profile.copies, copies),
             captured=pl.concat([profile.captured, self._captures.ranges]),
-        )  # fmt: skip
+        )
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about the replays with layers and about those without."""

@@ -223,9 +223,11 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[
         pl.Series("outermost", attribution.forest.nodes.outermost(of_node), pl.Boolean),
         *(column_ops.fold(nodes["parent"], nodes[own]).alias(name) for name, own in _INCLUSIVE.items()),
     ).with_columns(pl.col("host_ns") - column_ops.fold(nodes["parent"], nodes["host_overlap_ns"]))
-    sums = table.filter(pl.col("group") != column_ops.NONE).group_by("group").agg(
-        pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
-    )  # fmt: skip
+    sums = (
+        table.filter(pl.col("group") != column_ops.NONE)
+        .group_by("group")
+        .agg(pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min())
+    )
     sums = _with_crossing(attribution, sums, of_key)
     shown = pl.any_horizontal(pl.col("calls", "kernels_total", "copies", "gpu_ns", "host_ns") > 0)
     numbered = groups.with_columns(group=pl.int_range(pl.len()))

@@ -215,9 +215,11 @@ def by_line(attribution: Attribution) -> pl.DataFrame:
     layers = by_layer(attribution)
     named = pl.DataFrame([*tree.names], schema=dict.fromkeys(("layer", "module", "named"), pl.String), orient="row")
     named = named.with_columns(
-        line=pl.int_range(pl.len()), parent=pl.Series(tree.parents, dtype=pl.Int64),
-        is_layer=pl.Series(tree.layers, dtype=pl.Boolean), level=pl.Series(tree.levels(), dtype=pl.Int64),
-    )  # fmt: skip
+        line=pl.int_range(pl.len()),
+        parent=pl.Series(tree.parents, dtype=pl.Int64),
+        is_layer=pl.Series(tree.layers, dtype=pl.Boolean),
+        level=pl.Series(tree.levels(), dtype=pl.Int64),
+    )
     rows = rows.join(named, on="line", how="left", maintain_order="left")
     rows = rows.with_columns(pl.coalesce("own", "phase").alias("own"))
     more = layers.select(*KEY[:2], *(name for name in _OF_LAYER if name in layers.columns), own="phase", known="phase")

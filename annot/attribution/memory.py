@@ -31,8 +31,9 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
     texts = {text: parse_memory(text) for text in marks["text"].unique()}
     figures = pl.DataFrame(
         [(text, *parsed) for text, parsed in texts.items() if parsed is not None],
-        schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String), orient="row",
-    )  # fmt: skip
+        schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String),
+        orient="row",
+    )
     marks = marks.join(figures, on="text", maintain_order="left").with_columns(
         pl.col("payload").cast(pl.Int64, strict=False).alias("bytes")
     )

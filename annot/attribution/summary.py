@@ -156,9 +156,11 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
         "processes": (steps.table["process"] if steps.table.height else spans["process"]).n_unique(),
         "workers": {
-            "processes": loading.len(), "fetches": fetched.height, "host_ns": int(fetched.select(length.sum()).item()),
+            "processes": loading.len(),
+            "fetches": fetched.height,
+            "host_ns": int(fetched.select(length.sum()).item()),
         },
-    }  # fmt: skip
+    }
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:

@@ -89,8 +89,9 @@ def small_layers(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
         f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
         f"model = torch.compile(model){batch}",
-        share, names.unique(maintain_order=True).head(5).to_list(),
-    )  # fmt: skip
+        share,
+        names.unique(maintain_order=True).head(5).to_list(),
+    )
 
 
 def double_precision(facts: Facts) -> Advice | None:
@@ -107,8 +108,9 @@ def double_precision(facts: Facts) -> Advice | None:
         "Compute in float32.",
         f"{share:.0%} of {facts.time} is spent in layers with float64 inputs, at half the throughput of float32",
         "model = model.float()\nx = x.float()",
-        share / 2, double[:5],
-    )  # fmt: skip
+        share / 2,
+        double[:5],
+    )
 
 
 def _share_of_layers(facts: Facts, layers: list[str]) -> float:
@@ -141,8 +143,9 @@ def own_code(facts: Facts) -> Advice | None:
         f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside its submodules{where}",
         "annot run --collector torch -o operations.json.gz -- python train.py\n"
         "annot operations.json.gz --by op      # which operation takes the time",
-        ns / wall, [path for path in layers.head(5) if path],
-    )  # fmt: skip
+        ns / wall,
+        [path for path in layers.head(5) if path],
+    )
 
 
 def _own_code(facts: Facts) -> pl.DataFrame:
@@ -180,8 +183,9 @@ def fusion(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
         f"({', '.join(modules['module'].head(4))}){more}",
         "model = torch.compile(model)",
-        share + own, layers[:5],
-    )  # fmt: skip
+        share + own,
+        layers[:5],
+    )
 
 
 def optimizer(facts: Facts) -> Advice | None:
@@ -224,9 +228,10 @@ def outside_phases(facts: Facts) -> Advice | None:
     if _computing(facts) == 0 or inside + outside < 0.2:
         return None
     clauses = [
-        f"{share:.0%} {where}" for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
+        f"{share:.0%} {where}"
+        for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
         if share >= 0.005
-    ]  # fmt: skip
+    ]
     return Advice(
         "outside_phases",
         "Find out what the loop does between forward, backward, optimizer and data loading.",

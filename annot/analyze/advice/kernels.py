@@ -65,8 +65,9 @@ def mixed_precision(facts: Facts) -> Advice | None:
         f"Run matrix multiplications on {units}: use {'bfloat16, or at least TF32' if bfloat else 'float16'}.",
         f"{share:.0%} of {facts.time} is spent in float32 matrix multiplications outside {units}",
         _AUTOCAST if bfloat else _SCALED,
-        share * (1 - relative), facts.layers_of(predicate),
-    )  # fmt: skip
+        share * (1 - relative),
+        facts.layers_of(predicate),
+    )
 
 
 def _multiplies_bfloat16(facts: Facts) -> bool:
@@ -94,9 +95,10 @@ def outside_matrix_units(facts: Facts) -> pl.Expr | None:
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
     """The layers that compute in one of these dtypes, by their labels."""
     return [
-        layer for layer, tags in facts.tags.items()
+        layer
+        for layer, tags in facts.tags.items()
         if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in dtypes for tag in tags)
-    ]  # fmt: skip
+    ]
 
 
 def multiples_of_eight(facts: Facts) -> Advice | None:
@@ -119,8 +121,9 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in matrix multiplications outside {units} with sizes not divisible "
         f"by 8, such as {example}",
         "features = -(-features // 8) * 8",
-        share, layers,
-    )  # fmt: skip
+        share,
+        layers,
+    )
 
 
 def _odd_sizes(tags: list[Tag]) -> list[int]:
@@ -150,8 +153,9 @@ def channels_last(facts: Facts) -> Advice | None:
         "Use the channels-last memory format for image tensors.",
         f"{share:.0%} of {facts.time} is spent in conversions between NCHW and NHWC",
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
 def cudnn_benchmark(facts: Facts) -> Advice | None:
@@ -174,8 +178,9 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in convolutions with constant shapes, "
         "and the first step runs no extra kernels",
         "torch.backends.cudnn.benchmark = True",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
 def fusion(facts: Facts) -> Advice | None:
@@ -205,8 +210,9 @@ def fusion(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels "
         "that run one after another",
         "model = torch.compile(model)",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
 def _of_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
@@ -252,8 +258,9 @@ def short_kernels(facts: Facts) -> Advice | None:
         "Merge short kernels: compile the model, or call fused functions.",
         f"{share:.0%} of {facts.time} is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
         "model = torch.compile(model)",
-        share, facts.layers_of(short),
-    )  # fmt: skip
+        share,
+        facts.layers_of(short),
+    )
 
 
 def optimizer(facts: Facts) -> Advice | None:

@@ -29,7 +29,7 @@ _WAITS: Final = {
         "x = x.to(device, non_blocking=True)      # from pinned memory",
     ),
     "": ("remove .item(), .cpu() and print(tensor)", "total_loss += loss.detach()      # on the GPU"),
-}  # fmt: skip
+}
 """Changes and code by the name of the call that takes the most time; the first match wins."""
 
 
@@ -78,11 +78,12 @@ def allocations(facts: Facts) -> Advice | None:
     return Advice(
         "allocations",
         "Allocate GPU memory once: warm up with the largest input, and let segments of the allocator grow."
-        if kept else "Keep GPU memory allocated between steps: let the framework cache it.",
+        if kept
+        else "Keep GPU memory allocated between steps: let the framework cache it.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['allocation'].name}, {_often(facts, 'allocation')}",
         _GROWS if kept else _CACHES,
         share,
-    )  # fmt: skip
+    )
 
 
 _GROWS: Final = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"      # before torch is imported'

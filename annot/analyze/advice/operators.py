@@ -47,9 +47,11 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     matches = [
         (operator, cause)
         for operator in facts.operators
-        if operator.share >= _LEAST / 4 and (cause := cause_of(operator)) and cause.advice
+        if operator.share >= _LEAST / 4
+        and (cause := cause_of(operator))
+        and cause.advice
         and re.search(_WORDS[family], operator.name)
-    ]  # fmt: skip
+    ]
     shares: dict[str, float] = {}
     for operator, cause in matches:
         shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
@@ -61,11 +63,13 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     more = len(same) - 1
     others = f" ({shares[name]:.0%} with {more} other shape{'s' * (more > 1)})" if more else ""
     return Advice(
-        f"{family}_shape", cause.advice,
+        f"{family}_shape",
+        cause.advice,
         f"{longest.share:.0%} of {facts.time} goes to {longest.title}{others}: {cause.words}",
-        cause.code, sum(operator.share * cause.saves for operator, cause in same),
+        cause.code,
+        sum(operator.share * cause.saves for operator, cause in same),
         _layers(facts, [operator for operator, _ in same]),
-    )  # fmt: skip
+    )
 
 
 _WORDS: Final = {
@@ -114,8 +118,9 @@ def eager_attention(facts: Facts) -> Advice | None:
         "matrix multiplication",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
         '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
-        share, _layers(facts, operators),
-    )  # fmt: skip
+        share,
+        _layers(facts, operators),
+    )
 
 
 def kernels_of_attention(facts: Facts) -> list[str]:
@@ -142,9 +147,11 @@ def _attention_in_pieces(facts: Facts) -> set[int]:
         return set()
     name = pl.col("op")
     kinds = table.rows.select(
-        pl.col("group").alias("of"), product=name.is_in(_PRODUCTS), softmax=name.is_in(_SOFTMAX),
+        pl.col("group").alias("of"),
+        product=name.is_in(_PRODUCTS),
+        softmax=name.is_in(_SOFTMAX),
         other=name.str.contains(_OTHER_LAYERS),
-    )  # fmt: skip
+    )
     tree = facts.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
     tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort("thread", "start", maintain_order=True)
     # Operators that an operator of the same group calls stand beside it.
@@ -179,8 +186,9 @@ def older_attention(facts: Facts) -> Advice | None:
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
         "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
         "    out = model(x)",
-        share / 2, facts.layers_of(predicate),
-    )  # fmt: skip
+        share / 2,
+        facts.layers_of(predicate),
+    )
 
 
 def _newer_device(device: Mapping[str, Any]) -> str:
@@ -198,9 +206,10 @@ def gathered_weights(facts: Facts) -> Advice | None:
     """
     matrices = {size for operator in facts.operators if operator.name in _PRODUCTS for size in _matrices(operator.tag)}
     gathers = [
-        operator for operator in facts.operators
+        operator
+        for operator in facts.operators
         if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
-    ]  # fmt: skip
+    ]
     share = sum(operator.share for operator in gathers)
     if share < _LEAST:
         return None
@@ -210,8 +219,9 @@ def gathered_weights(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} goes to {gathers[0].title}, which copies weights of experts by index",
         "order = experts.argsort()      # tokens by expert\n"
         "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",
-        share, _layers(facts, gathers),
-    )  # fmt: skip
+        share,
+        _layers(facts, gathers),
+    )
 
 
 def _copies(facts: Facts, *, kind: str) -> Advice | None:
@@ -272,9 +282,10 @@ def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
     """The sizes of the matrices in tensors of at least three dimensions, in any order; `first`: of the first tensor."""
     tensors = tag.tensors[:1] if tag and first else tag.tensors if tag else ()
     return {
-        frozenset(size or 0 for size in tensor.shape[-2:]) for tensor in tensors
+        frozenset(size or 0 for size in tensor.shape[-2:])
+        for tensor in tensors
         if len(tensor.shape) > 2 and min(size or 0 for size in tensor.shape[-2:]) > 1
-    }  # fmt: skip
+    }
 
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -87,9 +87,11 @@ class Cost:
         read += self.inputs * (for_weights or (for_inputs and self.needs_inputs))
         gradients = self.weights if self.weight_gradients is None else self.weight_gradients
         return Work(
-            self.to_inputs * for_inputs + self.to_weights * for_weights, read,
-            self.inputs * for_inputs + gradients * for_weights, self.params,
-        )  # fmt: skip
+            self.to_inputs * for_inputs + self.to_weights * for_weights,
+            read,
+            self.inputs * for_inputs + gradients * for_weights,
+            self.params,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,9 +199,10 @@ def _upsampled(call: Call) -> Cost:
     else:
         factors = scale if isinstance(scale, tuple) else (scale,) * count
         sizes = tuple(
-            int(side * factor) for side, factor in zip(shape[2:], factors, strict=False)
+            int(side * factor)
+            for side, factor in zip(shape[2:], factors, strict=False)
             if isinstance(factor, (int, float))
-        )  # fmt: skip
+        )
     mode = call.arguments.get("mode", "nearest")
     neighbours = {"nearest": 0, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}.get(str(mode))
     if len(sizes) != count or neighbours is None:
