@@ -52,7 +52,7 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
     peaks = peaks or default_peaks(attribution)
     tables = [
         _rows(run, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
-        for size, steps, run in _parts(attribution)
+        for size, steps, run in _batch_runs(attribution)
     ]
     rows = under_roof(_summed(pl.concat(tables)), peaks)
     rows = rows.with_columns(time_share=pl.when(pl.col("whole_ns") > 0).then(pl.col("time_ns") / pl.col("whole_ns")))
@@ -81,8 +81,8 @@ def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     return counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
 
 
-def _parts(attribution: Attribution) -> list[tuple[int | None, int | None, Attribution]]:
-    """The batch size, number and profile of each run of consecutive steps with one size; one part: no number."""
+def _batch_runs(attribution: Attribution) -> list[tuple[int | None, int | None, Attribution]]:
+    """The batch size, number and profile of each run of consecutive steps with one size; a single run: no number."""
     batches = step_batches(attribution)
     runs = [(size, [step for step, _ in group]) for size, group in groupby(batches, key=lambda row: row[1])]
     sizes = {size for size, _ in runs}

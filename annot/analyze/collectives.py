@@ -66,14 +66,17 @@ class Collectives:
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
     inputs = step_inputs(attribution)
-    kernels = _kernels(attribution, [device for device, rows in inputs.work.items() if _communicates(rows)])
+    devices = [device for device, rows in inputs.work.items() if (rows["share"] == "collectives").any()]
+    kernels = _kernels(attribution, devices)
     tables, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
     for device, times in inputs.windows.partition_by("process", "device", as_dict=True).items():
         window = merged(intervals_of(times))
         if inputs.of_device(device).is_empty():
-            own, waits = _of_process(attribution, inputs, device, window)
+            own, waits = _cpu_collectives(attribution, inputs, device, window)
         else:
-            own, waits = _of_device(attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window)
+            own, waits = _gpu_collectives(
+                attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window
+            )
         process, number = (pl.lit(value, pl.Int64) for value in device)
         tables.append(_typed(own.with_columns(process=process, device=number), _COLLECTIVES))
         exposed.append(_typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
@@ -83,10 +86,6 @@ def collectives_of(attribution: Attribution) -> Collectives:
 
 def _typed(rows: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
-
-
-def _communicates(work: pl.DataFrame) -> bool:
-    return bool((work["share"] == "collectives").any())
 
 
 def _kernels(attribution: Attribution, devices: Collection[Device]) -> dict[Device, pl.DataFrame]:
@@ -106,7 +105,7 @@ def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     return rows.select(*(key.cast(pl.Int64) for key in ids), *(pl.col(name).cast(of) for name, of in _KERNELS.items()))
 
 
-def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _gpu_collectives(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The collectives of a device, and their exposed time."""
     launched = kernels.filter(pl.col("collective").is_not_null(), pl.col("end") >= pl.col("start"))
     operation = _range_operations(forest, launched["range"])
@@ -115,7 +114,7 @@ def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> t
     compute = kernels.filter(pl.col("collective").is_null(), pl.col("end") > pl.col("start"))
     free = without(window, merged(compute))
     exposed = _exposed(own, free, compute.sort("start", maintain_order=True))
-    return _described(forest, own.rename({"collective": "name"})), _with_layers(forest, exposed)
+    return _described(forest, own.rename({"collective": "name"})), _name_layers(forest, exposed)
 
 
 def _range_operations(forest: Forest, ranges: pl.Series) -> pl.Series:
@@ -153,7 +152,7 @@ def _exposed(own: pl.DataFrame, free: pl.DataFrame, compute: pl.DataFrame) -> pl
     return gaps.group_by("row", pl.col("node").fill_null(NONE), maintain_order=True).agg(length)
 
 
-def _of_process(
+def _cpu_collectives(
     attribution: Attribution, inputs: StepInputs, device: Device, window: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The same of a process without a GPU, from its ranges of collectives."""
@@ -177,10 +176,10 @@ def _described(forest: Forest, own: pl.DataFrame) -> pl.DataFrame:
     own = own.with_columns(*parsed.drop("operation").get_columns()).with_columns(
         pl.coalesce(parsed["operation"], *named, operations(own["name"])).alias("operation")
     )
-    return _with_layers(forest, own)
+    return _name_layers(forest, own)
 
 
-def _around(forest: Forest, nodes: pl.Series) -> pl.Series:
+def _enclosing_layers(forest: Forest, nodes: pl.Series) -> pl.Series:
     """The layer around each node: the innermost range that is neither a collective nor a loop, or its own."""
     parents, keys = forest.nodes.parents, forest.nodes.keys
     own = set(forest.layers().with_row_index("key").filter(COLLECTIVE)["key"])
@@ -194,9 +193,9 @@ def _around(forest: Forest, nodes: pl.Series) -> pl.Series:
     return nodes.replace(outer).alias("node")
 
 
-def _with_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
+def _name_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace the nodes by layer, module and phase of the layers around them."""
-    nodes = _around(forest, rows["node"])
+    nodes = _enclosing_layers(forest, rows["node"])
     layer_nodes = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
     layers = forest.layers_of_nodes().select(pl.all().gather(layer_nodes))
     missing = nodes.replace_strict(_REASONS, default=None, return_dtype=pl.String)

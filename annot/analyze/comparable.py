@@ -169,7 +169,7 @@ def _calls(a: Attribution, b: Attribution) -> str:
     """Without steps, whole runs are compared, so layers must have the same number of calls."""
     if a.steps.table.height or b.steps.table.height:
         return ""
-    rows, whole = _in_both(a, b)
+    rows, whole = _shared_layers(a, b)
     other = rows.filter(pl.col("calls") != pl.col("calls_b"))
     if other["ns"].sum() <= _LEAST * whole:
         return ""
@@ -178,7 +178,7 @@ def _calls(a: Attribution, b: Attribution) -> str:
     return f"neither run has steps, and the numbers of calls differ: {counts}"
 
 
-def _in_both(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
+def _shared_layers(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
     """Layers of both runs with their calls and shapes, longest in A first; and the total time of A."""
     sides = []
     for side in (a, b):
@@ -191,7 +191,7 @@ def _in_both(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
 
 
 def _shapes(a: Attribution, b: Attribution) -> str:
-    return _of_inputs(a, b, "shapes", lambda texts: {_DTYPE.sub("", text) for text in texts})
+    return _differing_inputs(a, b, "shapes", lambda texts: {_DTYPE.sub("", text) for text in texts})
 
 
 def _dtypes(a: Attribution, b: Attribution) -> str:
@@ -199,12 +199,12 @@ def _dtypes(a: Attribution, b: Attribution) -> str:
     if casts[0] != casts[1]:
         first, second = (", ".join(sorted(dtypes)) or "none" for dtypes in casts)
         return f"the autocast dtypes differ: {first} and {second}"
-    return _of_inputs(a, b, "dtypes", lambda texts: {kind for text in texts for kind in _DTYPE.findall(text)})
+    return _differing_inputs(a, b, "dtypes", lambda texts: {kind for text in texts for kind in _DTYPE.findall(text)})
 
 
-def _of_inputs(a: Attribution, b: Attribution, what: str, extract: Callable[[Iterable[str]], set[str]]) -> str:
+def _differing_inputs(a: Attribution, b: Attribution, what: str, extract: Callable[[Iterable[str]], set[str]]) -> str:
     """Describe layers whose inputs differ between the runs, if they take more than `_LEAST` of the time."""
-    rows, _ = _in_both(a, b)
+    rows, _ = _shared_layers(a, b)
     pairs = [(row, extract(row["shapes"]), extract(row["shapes_b"])) for row in rows.iter_rows(named=True)]
     complete = [pair for pair in pairs if pair[1] and pair[2]]
     other = [pair for pair in complete if not pair[1] & pair[2]]

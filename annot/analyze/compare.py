@@ -53,7 +53,7 @@ class Comparison:
             from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
             (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
             0 to 1); only_in ("a", "b" or null); and for layers explained (true: rows inside or around the layer have
-            its change; see `_with_explained`), own_difference_ns (the difference of the time that counts to the row:
+            its change; see `_add_explained`), own_difference_ns (the difference of the time that counts to the row:
             without rows inside that have own differences; null: none; these add up to the difference of the total),
             fused (true: the time is in fused kernels of one of the runs; see `annot.analyze.fused_layers`),
             kernels_gone, kernels_new (lists: kernels that the layer itself launches only
@@ -122,7 +122,7 @@ def compare(
     nesting, folded = None, None
     if by == "layer":
         rows, nesting = _layers(sides, longer, ({}, {}))
-        folded = None if folds is None else _with_numbers(_layers(sides, longer, folds)[0], folds)
+        folded = None if folds is None else _add_numbers(_layers(sides, longer, folds)[0], folds)
     else:
         of_a, of_b = (side.means(by) for side in sides)
         rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
@@ -135,7 +135,7 @@ def compare(
 
 def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -> tuple[pl.DataFrame, Nesting]:
     """The rows of layers, repeated layers as one row, and their nesting."""
-    of_a, of_b = _with_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
+    of_a, of_b = _match_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
     rows = _compared(of_a, of_b, list(KEY), longer).select(*KEY, *_NUMBERS)
     places, fused = [], set[int]()
     apart = fused_layers(*(side.layers() for side in sides))
@@ -147,7 +147,7 @@ def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -
     rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
     nesting = nesting_of(places)
     names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
-    return _with_kernels(_with_explained(rows, nesting, longer), *names_of), nesting
+    return _add_kernels(_add_explained(rows, nesting, longer), *names_of), nesting
 
 
 def _fold(key: Key, folds: Folds) -> Key:
@@ -157,7 +157,7 @@ def _fold(key: Key, folds: Folds) -> Key:
     return key if path is None else (path, COMPILED if module.startswith(COMPILED) else module, phase)
 
 
-def _with_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
+def _add_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
     """Add the number of layers of each row, in the profile with more of them; null: a single layer."""
     counts = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
     numbers = []
@@ -222,7 +222,7 @@ _REST: Final = 0.25
 _ROUNDING_NS: Final = 0.01
 
 
-def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
+def _add_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
     """Add the columns `explained` and `own_difference_ns` of `Comparison.rows`.
 
     The change of a layer is that of its self time plus those of the layers inside. A layer is a place if its change
@@ -278,9 +278,9 @@ class _Side:
         columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
         blocks = (block.select(columns) for block in attributed_blocks(attribution))
         times = blocks if device else iter([range_self_times(attribution)])
-        self._times = _summed(pl.concat([_summed(self._of_steps(block), keys) for block in times]), keys)
+        self._times = _summed(pl.concat([_summed(self._steady_times(block), keys) for block in times]), keys)
 
-    def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
+    def _steady_times(self, times: pl.DataFrame) -> pl.DataFrame:
         """The times in steady steps; without steps, all times as one step."""
         if self._steps is not None:
             return times.join(self._steps, on=["process_code", "step"], how="semi")
@@ -370,7 +370,7 @@ def _single(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
     return rows.row(0, named=True) if rows.height else None
 
 
-def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _match_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Match layers whose module class changed: their module becomes ``A → B``."""
     path = ["layer", "phase"]
     alone = [
@@ -427,7 +427,7 @@ def _t_quantile(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _with_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataFrame:
+def _add_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataFrame:
     """Add the kernels that the layer itself launches in only one of the runs."""
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():

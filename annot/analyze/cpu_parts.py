@@ -11,6 +11,7 @@ collective on another thread takes precedence.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import polars as pl
@@ -49,18 +50,14 @@ def going_on_without_gpu(attribution: Attribution, inputs: StepInputs, process: 
     """Return the intervals of each of `CPU_PARTS` of a process, except the last one."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
     computed, host = phase_times(attribution, inputs).filter(mine), inputs.host
-    going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
+    going_on: dict[str, Intervals] = {name: _phase_intervals(computed, code) for code, name in enumerate(COMPUTED)}
     for name, kind in (("collectives", "collectives"), ("data", "data"), (OTHER, "ranges")):
-        going_on[name] = _of_kind(host[kind], mine)
+        going_on[name] = partial(host[kind].filter, mine)
     return going_on
 
 
-def _of_part(computed: pl.DataFrame, code: int) -> Intervals:
+def _phase_intervals(computed: pl.DataFrame, code: int) -> Intervals:
     return lambda: intervals_of(computed.filter(pl.col("part") == code))
-
-
-def _of_kind(rows: pl.DataFrame, mine: pl.Expr) -> Intervals:
-    return lambda: rows.filter(mine)
 
 
 @once_for_each

@@ -102,7 +102,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
         pl.col("name").filter(~uses).alias("other_names"),
     )
     rows = layer_tensor_cores(attribution).join(kernels, on=KEY, how="left", maintain_order="left")
-    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
+    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _has_gpu_work(attribution)))
     return rows.select(
         *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
         tc_share=over("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
@@ -111,7 +111,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _on_device(attribution: Attribution) -> bool:
+def _has_gpu_work(attribution: Attribution) -> bool:
     """Whether the profile contains GPU activities."""
     return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
 
@@ -121,7 +121,7 @@ _OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason
 
 def on_devices(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """The table with null in its GPU columns if the profile is without GPU activities: 0 would mean measured."""
-    if _on_device(attribution):
+    if _has_gpu_work(attribution):
         return table
     unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
     return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
@@ -138,7 +138,7 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         backward_ns: parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU
         columns are null, and forward_ns and backward_ns are parts of host_ns.
     """
-    rows = of_modules(_with_tensor_cores(by_layer(attribution), attribution))
+    rows = of_modules(_tensor_core_times(by_layer(attribution), attribution))
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
     table = (
@@ -156,13 +156,13 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
 _SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns"]
 
 
-def _with_tensor_cores(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def _tensor_core_times(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Rows by layer with their self times, and the part of these on Tensor Cores."""
     rows = rows.select(*KEY, "calls", "host_self_ns", "gpu_self_ns")
     used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
     rows = rows.join(used, on=KEY, how="left", maintain_order="left")
     rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
-    return rows.with_columns(time_ns=pl.col("gpu_ns" if _on_device(attribution) else "host_ns"))
+    return rows.with_columns(time_ns=pl.col("gpu_ns" if _has_gpu_work(attribution) else "host_ns"))
 
 
 def _sums() -> list[pl.Expr]:

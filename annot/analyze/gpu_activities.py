@@ -116,17 +116,17 @@ def _inclusive(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.Dat
     if not isinstance(deepest, int):
         return own
     if not also:
-        return _in_one_pass(nodes, own)
+        return _sum_in_one_pass(nodes, own)
     if own.select(also).n_unique() * len(nodes) > _NODES_PER_LEVEL * deepest:
-        return _by_level(nodes, own.with_columns(depth), also)
+        return _sum_by_level(nodes, own.with_columns(depth), also)
     tables = []
     for values, rows in own.partition_by(also, as_dict=True, include_key=False).items():
         group = [pl.lit(value, own.schema[name]).alias(name) for name, value in zip(also, values, strict=True)]
-        tables.append(_in_one_pass(nodes, rows).with_columns(group))
+        tables.append(_sum_in_one_pass(nodes, rows).with_columns(group))
     return pl.concat(tables)
 
 
-def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
+def _sum_in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
     """Return node and inclusive values for trees of any depth; null: the value occurs neither here nor below."""
     numbers = own.columns[1:]
     rows = pl.DataFrame({"node": range(len(nodes))}, schema={"node": pl.Int32})
@@ -141,7 +141,7 @@ def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.any_horizontal(pl.col(numbers).is_not_null()))
 
 
-def _by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+def _sum_by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
     """The same from the deepest level upwards; the values also contain the depth of each node."""
     parent = pl.Series(nodes.parents, dtype=pl.Int32)
     of_level = own.partition_by("depth", as_dict=True, include_key=False)

@@ -162,7 +162,7 @@ def _intervals(
     return {
         "data": lambda: inputs.host["data"].filter(mine),
         "unrecorded": lambda: pl.concat([queued, before if ran.height else before.clear()]),
-        "synchronisation": lambda: _after(waits, ran),
+        "synchronisation": lambda: _idle_after(waits, ran),
         "call": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
@@ -171,7 +171,7 @@ def _intervals(
     }
 
 
-def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
+def _idle_after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     """Idle time after each call that drained the device's queue, at most as long as the call."""
     ends = waits.select("start", "end").sort("end")
     before = ran.select(done="end").sort("done")

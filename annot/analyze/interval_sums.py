@@ -68,9 +68,9 @@ def cells_of(
     for place, lane in enumerate(lanes):
         first_of.setdefault(lane["device"], place)
     devices = {place: first_of[lane["device"]] for place, lane in enumerate(lanes) if lane["device"]}
-    intervals = [_parts(events, devices, lanes) for events in (every, in_lanes_of_cells(kept, lanes))]
-    sums = _in_cells(_less(*intervals), bounds, "key", "text")
-    busy = _in_cells(_less(*(_busy(rows.drop("key", "text")) for rows in intervals)), bounds, "lane").drop("calls")
+    intervals = [_intervals(events, devices, lanes) for events in (every, in_lanes_of_cells(kept, lanes))]
+    sums = _sum_in_cells(_less(*intervals), bounds, "key", "text")
+    busy = _sum_in_cells(_less(*(_busy(rows.drop("key", "text")) for rows in intervals)), bounds, "lane").drop("calls")
     while sums.height > most and bounds.len() > 2:
         bounds = pl.concat([bounds.gather_every(2), bounds.tail(1)]).unique().sort()
         sums, busy = _doubled(sums), _doubled(busy)
@@ -81,7 +81,7 @@ def _less(every: pl.DataFrame, kept: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([every, kept.with_columns(-pl.col("calls"), -pl.col("sign"))])
 
 
-def _parts(events: pl.DataFrame, devices: dict[int, int], lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
+def _intervals(events: pl.DataFrame, devices: dict[int, int], lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """The GPU activities. Without any: each range for its key, and with the sign -1 for that of the range around."""
     device = pl.Series([devices.get(number, -1) for number in range(len(lanes))], dtype=pl.Int32)
     owner = device.gather(events["lane"]).alias("lane")
@@ -120,15 +120,15 @@ def _busy(intervals: pl.DataFrame) -> pl.DataFrame:
     return busy.with_columns(start=pl.max_horizontal("start", before)).filter(pl.col("end") > pl.col("start"))
 
 
-def _in_cells(intervals: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
-    """The sums of the parts in each cell. A call counts where it starts."""
+def _sum_in_cells(intervals: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
+    """The sums of the intervals in each cell. A call counts where it starts."""
     every = [_cut(some, bounds, keys) for some in intervals.iter_slices(_SLICE)] or [_cut(intervals, bounds, keys)]
     sums = pl.concat(every).group_by("cell", *keys).agg(pl.all().sum())
     return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
 
 
 def _cut(intervals: pl.DataFrame, bounds: pl.Series, keys: Sequence[str]) -> pl.DataFrame:
-    """The sums of some of the parts."""
+    """The sums of some of the intervals."""
     last = bounds.len() - 2
     first = bounds.search_sorted(intervals["start"], side="right").cast(pl.Int64) - 1
     final = bounds.search_sorted(intervals["end"], side="left").cast(pl.Int64) - 1

@@ -124,11 +124,11 @@ def _plain(name: str) -> str:
     """Return a name without lambdas, casts and anonymous namespaces. A mangled name becomes ``name<identifiers>``."""
     text = name[:_LONGEST]
     if text.startswith("_Z"):
-        text = _of_mangled(text)
+        text = _demangled(text)
     return _OPERATOR.sub("operator", _NOISE.sub("", text)).strip()
 
 
-def _of_mangled(name: str) -> str:
+def _demangled(name: str) -> str:
     """Return the function of a mangled name with the names and numbers in its arguments.
 
     Only identifiers, after their lengths, and literals are read: ``_ZN2at4copyINS0_3OneELi4EEEvv`` becomes

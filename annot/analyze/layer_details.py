@@ -77,11 +77,11 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     keys, length = pl.Series("key", forest.nodes.keys, pl.Int64), (pl.col("end") - pl.col("start")).alias("host_ns")
     crossing = forest.crossing.select(length, gpu_ns=attribution.crossing_gpu_ns)
     crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
-    extremes = [_of_calls(crossing.with_columns(crossing_key))]
+    extremes = [_call_extremes(crossing.with_columns(crossing_key))]
     for block in tree.iter_slices(_SLICE):
         outer = tree["path"].gather(column_ops.known(block["parent"]))
         calls = block.filter((block["path"] != column_ops.NONE) & block["path"].ne_missing(outer))
-        extremes.append(_of_calls(calls.select(length, "gpu_ns", keys.gather(calls["path"]))))
+        extremes.append(_call_extremes(calls.select(length, "gpu_ns", keys.gather(calls["path"]))))
     merged = (getattr(pl.col(f"{of}_{what}_ns"), what)() for of in _CLOCKS for what in _EXTREMES)
     rows = pl.concat(extremes).drop_nulls("key").group_by("key").agg(merged)
     if not known(attribution.meta):
@@ -89,7 +89,7 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     return forest.layers()[rows["key"]].hstack(rows.drop("key"))
 
 
-def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
+def _call_extremes(calls: pl.DataFrame) -> pl.DataFrame:
     """The extremes of some calls by key; the table has key, host_ns and gpu_ns."""
     times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in _EXTREMES}
     return calls.group_by("key").agg(**times)

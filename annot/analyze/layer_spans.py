@@ -69,7 +69,7 @@ def spans(attribution: Attribution) -> Spans:
     """
     tracks = Tracks(attribution.meta)
     work = activities(attribution, _WORK).drop_nulls("start").with_columns(pl.col(_PLACES).cast(pl.Int64))
-    rows = _of_activities(attribution, work, tracks) if work.height else _of_ranges(attribution, tracks)
+    rows = _activity_spans(attribution, work, tracks) if work.height else _range_spans(attribution, tracks)
     named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
     named = named.join(_facts(attribution), on=list(KEY), how="left", maintain_order="left")
     named = named.with_columns(pl.coalesce("shapes", "only_shapes").alias("shapes"))
@@ -86,7 +86,7 @@ _SPAN: Final = {
 }  # fmt: skip
 
 
-def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
+def _activity_spans(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
     """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
     work = work.rename({"gpu_ns": "length"}).sort("start", maintain_order=True)
     nodes, calls = _nodes_and_calls(attribution)
@@ -124,7 +124,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("run")
 
 
-def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
+def _range_spans(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     """The outermost range of each call, on the track of its thread or process; empty if CPU times are unknown."""
     path = attribution.forest.tree["path"]
     nodes, calls = _nodes_and_calls(attribution)

@@ -153,7 +153,7 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
         op, inputs, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
         flops_per_s, kernels, copies; see `OperatorTable`.
     """
-    rows = _with_times(attribution)
+    rows = _timed_operators(attribution)
     time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
     return rows.select(
@@ -169,7 +169,7 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
         op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
-    rows, unknown = _with_times(attribution), pl.lit(None, pl.Int64)
+    rows, unknown = _timed_operators(attribution), pl.lit(None, pl.Int64)
     time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
     rows = rows.with_columns(time_ns=time, gpu_idle_ns=unknown, gpu_launch_ns=unknown)
     rows = under_roof(rows, peaks or default_peaks(attribution))
@@ -180,7 +180,7 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
     )  # fmt: skip
 
 
-def _with_times(attribution: Attribution) -> pl.DataFrame:
+def _timed_operators(attribution: Attribution) -> pl.DataFrame:
     """The rows of `OperatorTable` by `_KEYS` with GPU times, bytes and precision."""
     table = operator_table(attribution)
     kernels = table.kernels.group_by("group").agg(

@@ -52,7 +52,7 @@ def by_stage(attribution: Attribution) -> pl.DataFrame:
     times = [pl.DataFrame(schema={"row": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)})]
     for own in actions.partition_by("process"):
         ran = work.join(own, on="row", how="semi", maintain_order="left")
-        times.append(_times(ran, device=True) if ran.height else _times(_on_host(attribution, own), device=False))
+        times.append(_times(ran, device=True) if ran.height else _times(_host_actions(attribution, own), device=False))
     sums = pl.concat(times, how="diagonal").group_by("row").agg(pl.col(_TIMES).sum())
     rows = (
         actions.join(sums, on="row", how="left", maintain_order="left")
@@ -117,7 +117,7 @@ def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame
     return pl.concat(tables)
 
 
-def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
+def _host_actions(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
     """The ranges of actions, and send and receive inside them (`_PART`).
 
     PyTorch's range of a transfer can last from its start in one action to the end of the wait for it in another one. It

@@ -58,7 +58,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
     times = step_time(attribution)
-    rows = [*_time(attribution, times), *_parts(attribution, times)]
+    rows = [*_time(attribution, times), *_phase_layers(attribution, times)]
     if attribution.names.height:
         of_gpu = (*_layers(attribution), *_host(attribution), *_kernels(attribution))
         rows += [*_gpu(attribution, times), *_steps(attribution), *of_gpu]
@@ -88,7 +88,7 @@ def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     return rows
 
 
-def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
+def _phase_layers(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     """The longest layers in each part of the steps of processes without a GPU."""
     if not (table["share"] == COMPUTED[0]).any():
         return []

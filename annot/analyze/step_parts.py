@@ -89,7 +89,7 @@ def step_inputs(attribution: Attribution) -> StepInputs:
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
     """
     calls, source = calls_of(attribution), attribution.source
-    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    blocks = (_add_share(block, calls) for block in ([] if source is None else source.work_blocks()))
     work = {key: pl.concat(rows) for key, rows in by_device(blocks).items()}
     host = _host_ranges(attribution)
     return StepInputs(work, host, *_windows(attribution, work, host))
@@ -104,7 +104,7 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.Dat
     steps = attribution.steps
     alone = steps.kinds["kind"].count() > 0 and steps.kinds["steps"].sum() == 1
     if steps.table.is_empty() or alone or not known(attribution.meta):
-        spans, cut = _of_run(attribution, work, host)
+        spans, cut = _run_windows(attribution, work, host)
         return spans.sort("process", "device", "start"), cut
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code")
@@ -127,7 +127,7 @@ def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work
     return joined.with_columns(end.alias("end"))
 
 
-def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
+def _run_windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
     """From the first to the last kernel of each device; without GPU activities, from the first to the last range.
 
     Processes that only load data do not count.
@@ -155,7 +155,7 @@ def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.Data
         spans = pl.concat([pl.DataFrame(schema=_WINDOWS), *tables])
     spans = spans.select(_WINDOW)
     warmups = _warmups(attribution)
-    outside = _without(spans, warmups) if warmups.height else spans
+    outside = _cut_out(spans, warmups) if warmups.height else spans
     whole, rest = ((times["end"] - times["start"]).sum() for times in (spans, outside))
     return (outside, rest < whole) if rest > 0 else (spans, False)
 
@@ -170,7 +170,7 @@ def _warmups(attribution: Attribution) -> pl.DataFrame:
     return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))
 
 
-def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+def _cut_out(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     """The parts of spans outside holes; holes must not overlap."""
     remaining = []
     for process, device, start, end in spans.select(*_WINDOWS).iter_rows():
@@ -217,7 +217,7 @@ def shares_of_devices(
     return pl.concat(tables)
 
 
-def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
+def _add_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
     share = (
         pl.when(~pl.col("kernel")).then(pl.lit("copies"))
         .when(pl.col("kind") == "collective").then(pl.lit("collectives"))
@@ -247,23 +247,23 @@ def _host_ranges(attribution: Attribution) -> _Host:
     others = (~data & ~forest.labels["loop"]).gather(ranges["label"])
     kinds = {
         "data": data.gather(ranges["label"]),
-        "ranges": others & ~_inside(others, forest),
+        "ranges": others & ~_are_nested(others, forest),
         "collectives": forest.labels.select(collective).to_series().gather(ranges["label"]),
     }
     more = {"collectives": ("node", "range", "label")}
     times = pl.col("process", "start", "end").cast(pl.Int64)
 
-    def of_kind(chosen: pl.Series) -> pl.DataFrame:
+    def select_ranges(chosen: pl.Series) -> pl.DataFrame:
         rows = chosen.arg_true().alias("range")
         return ranges[rows].with_columns(rows, forest.threads.table["process"].gather(ranges["thread"].gather(rows)))
 
     return {
-        name: of_kind(chosen).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
+        name: select_ranges(chosen).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
         for name, chosen in kinds.items()
     }
 
 
-def _inside(chosen: pl.Series, forest: Forest) -> pl.Series:
+def _are_nested(chosen: pl.Series, forest: Forest) -> pl.Series:
     """Return which ranges of a thread are inside another one that is chosen, and add nothing to the union."""
     parent = forest.tree["parent"].head(forest.thread_range_count)
     inside = column_ops.inside(chosen.head(len(parent)), parent) if len(chosen) else chosen

@@ -77,7 +77,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         (0, 0, 0, 15, 'gemm', 2)
     """
     tracks = Tracks(attribution.meta)
-    lanes, shown, total = _in_lanes(pl.concat([pl.DataFrame(schema=_EVENTS), *_blocks(attribution, tracks)]), tracks)
+    lanes, shown, total = _pick_lanes(pl.concat([pl.DataFrame(schema=_EVENTS), *_blocks(attribution, tracks)]), tracks)
     first = shown["start_ns"].min()
     start = first if isinstance(first, int) else 0
     shown = shown.with_columns(pl.col("start_ns") - start)
@@ -87,7 +87,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         bounds = bounds_of(shown)
         shown = in_lanes_of_cells(shown, lanes)  # the others are most of the memory
         cells = cells_of(shown, events, bounds, lanes, most)
-    events = _in_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
+    events = _assign_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
@@ -119,7 +119,7 @@ def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:
     return block.select(pl.col(name).cast(dtype) for name, dtype in _EVENTS.items())
 
 
-def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]], pl.DataFrame, int]:
+def _pick_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]], pl.DataFrame, int]:
     """The lanes with the most time, sorted by process and kind, their events, and the number of events in all lanes."""
     times = every.group_by("lane").agg(pl.col("length_ns").sum(), pl.len())
     longest = times.sort("length_ns", "lane", descending=[True, False]).head(_LANES)
@@ -169,7 +169,7 @@ def _among(rows: pl.Series, count: int) -> pl.Series:
     return pl.repeat(False, count, dtype=pl.Boolean, eager=True).scatter(rows, True)
 
 
-def _in_rows(events: pl.DataFrame) -> pl.DataFrame:
+def _assign_rows(events: pl.DataFrame) -> pl.DataFrame:
     """Put events without a row, which may overlap, into the first free row."""
     tables = [events.clear()]
     for group in events.sort("start_ns", maintain_order=True).partition_by("lane", maintain_order=True):

@@ -133,7 +133,7 @@ class Events:
         pairs = _forward_pairs(self._attribution.forest)
         return calls, launches, pairs.select("begin", "end", arrow=pl.int_range(pl.len(), dtype=pl.Int64) + used.sum())
 
-    def _of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _find_calls(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the arrow and the start of the call for each process and correlation id."""
         calls, arrows, _ = self._arrows
         index = calls.rows(rows["process"], rows["correlation"])
@@ -174,7 +174,7 @@ class Events:
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
             numbers = [pl.col(column).cast(pl.Int64) for column in ("process", "thread", "start", "end", "correlation")]
             rows = block.select(*numbers, name)
-            rows = rows.hstack(self._of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
+            rows = rows.hstack(self._find_calls(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
             length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
             rows = rows.unique("arrow", keep="first").with_columns(length=length, kind=pl.lit("launch"))
             rows = rows.rename({"arrow": "arrow_out"}).sort("start", maintain_order=True)
@@ -183,7 +183,7 @@ class Events:
     def _activities(self) -> Iterator[pl.DataFrame]:
         keys = self._attribution.forest.layers()
         for block in activity_blocks(self._attribution):
-            arrow = self._of_ids(block)["arrow"].alias("arrow_in")
+            arrow = self._find_calls(block)["arrow"].alias("arrow_in")
             rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
             rows = rows.sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_overlapping("stream", rows))
@@ -213,11 +213,11 @@ def _forward_pairs(forest: Forest) -> pl.DataFrame:
     """
     rows = {"begin": list(forest.pairs.values()), "end": list(forest.pairs)}
     by_number = pl.DataFrame(rows, schema=dict.fromkeys(rows, pl.UInt32))
-    pairs = pl.concat([_of_layers(forest), by_number.sort("end")])
+    pairs = pl.concat([_backward_pairs(forest), by_number.sort("end")])
     return pairs.unique("begin", keep="first", maintain_order=True).unique("end", keep="first", maintain_order=True)
 
 
-def _of_layers(forest: Forest) -> pl.DataFrame:
+def _backward_pairs(forest: Forest) -> pl.DataFrame:
     process = forest.threads.table["process_code"].gather(forest.tree["thread"]).alias("process")
     paired = pl.col("layered") & pl.col("phase").is_in(["forward", "backward"]) & (pl.col("module") != "")
     labels = forest.labels.select(*KEY, paired=paired)

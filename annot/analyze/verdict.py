@@ -74,11 +74,11 @@ def verdict(facts: Facts) -> str:
     table = by_summary(facts.attribution)
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
-        return _without_times(rows, facts)
+        return _durations_sentence(rows, facts)
     if not facts.is_time_known:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
-    clauses = on_device or _on_cpu(table, facts)
+    on_device = [*_unattributed_share(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
+    clauses = on_device or _cpu_clauses(table, facts)
     what = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
 
@@ -122,7 +122,7 @@ def _unknown_time(facts: Facts) -> str:
     return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
 
 
-def _outside_ranges(facts: Facts) -> list[str]:
+def _unattributed_share(facts: Facts) -> list[str]:
     """How much of the GPU time a profile with ranges leaves outside them, if that is most of it."""
     outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
     sums = facts.layers.select(pl.col("gpu_self_ns").filter(outside).sum(), whole=pl.col("gpu_self_ns").sum())
@@ -243,7 +243,7 @@ def _named(name: str, share: float, whole: float) -> str:
     return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
-def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
+def _cpu_clauses(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
     time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
     rows = time.sort("ns", descending=True).select("item", "share").rows()
@@ -280,7 +280,7 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
     return " and ".join(phase for phase in ("forward", "backward") if phase in present)
 
 
-def _without_times(rows: _Rows, facts: Facts) -> str:
+def _durations_sentence(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
     kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
     if not kernels or not used or not kernels["count"]:

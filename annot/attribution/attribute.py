@@ -158,7 +158,7 @@ def attribute(
         )
 
     every_range = _forest(source, domain) if whole is None else whole
-    forest, selected = _in_steps(source, every_range, domain, steps, step_range, step_kind)
+    forest, selected = _select_steps(source, every_range, domain, steps, step_range, step_kind)
     attribution, account = _attribute(source, every_range, forest, selected, of_steps)
     detected = not isinstance(steps, slice) and step_range is None and not selected.kinds["kind"].count()
     if detected and selected.table.height and 2 * account.outside_steps_ns > account.total_ns:
@@ -178,7 +178,7 @@ def _attribute(
     host = _host_times(forest, steps)
     launches = Launches(forest, steps, source.launch_blocks())
     if not launches.in_order:
-        launches = Launches(forest, steps, _in_order(source.launch_blocks()))
+        launches = Launches(forest, steps, _sorted_block(source.launch_blocks()))
     captured = None if source.captured.is_empty() else grow_captured(source.captured)
     attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
@@ -198,7 +198,7 @@ def _attribute(
     return attribution, account
 
 
-def _in_steps(
+def _select_steps(
     source: Source,
     forest: Forest,
     domain: str | None,
@@ -215,7 +215,7 @@ def _in_steps(
     if step_range is not None and selected.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
     if step_kind is not None or (steps == STEADY and selected.kinds.height > 1):
-        selected = _of_kind(selected, step_kind or selected.kinds["kind"][0], source)
+        selected = _select_kind(selected, step_kind or selected.kinds["kind"][0], source)
     if steps == STEADY:
         selected = replace(selected, choice=selected.after_warmup(forest, source.last_launch()))
     if selected.choice is None:
@@ -230,7 +230,7 @@ def _in_steps(
     return _forest(source, domain, forest, selected), selected
 
 
-def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:
+def _select_kind(steps: Steps, kind: str, source: Source) -> Steps:
     if kind not in steps.kinds["kind"]:
         kinds = ", ".join(steps.kinds["kind"].drop_nulls())
         others = f"only {kinds}" if kinds else "because the kinds of its steps are unknown"
@@ -279,7 +279,7 @@ def _account(source: Source, forest: Forest, launches: Launches, attributor: Att
     """Sum up the GPU activities. Repeat if new layer paths appeared, and sort the blocks if they were out of order."""
     for sort in (False, False, True):
         account = Account(forest, launches, attributor)
-        for block in _in_order(source.work_blocks()) if sort else source.work_blocks():
+        for block in _sorted_block(source.work_blocks()) if sort else source.work_blocks():
             account.add(block)
             if account.reach.too_far:
                 raise _too_long(source, "kernels and copies")
@@ -288,7 +288,7 @@ def _account(source: Source, forest: Forest, launches: Launches, attributor: Att
     raise AssertionError("the account of sorted blocks with known paths is settled")
 
 
-def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+def _sorted_block(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     yield pl.concat(list(blocks), how="diagonal").sort("start", maintain_order=True)
 
 

@@ -42,7 +42,7 @@ def with_layers_around(nodes: Nodes, keys: Keys, texts: pl.Series) -> tuple[Node
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         outer, chain = around[parent], list[Key]()
         if parent != NONE and nodes.keys[parent] in graphs:
-            chain = _between([keys.names[number] for number in moved.chain(outer)], keys.names[key], modules)
+            chain = _layers_between([keys.names[number] for number in moved.chain(outer)], keys.names[key], modules)
         final.append(moved.extend(outer, (*map(keys.number, chain), key)))
         around[node] = outer if key in graphs else final[-1]
     return moved, final
@@ -69,7 +69,7 @@ def calls_in_graphs(tree: pl.DataFrame, graphs: pl.Series, nodes: Nodes) -> pl.D
     return runs.group_by("node").agg(pl.len().cast(pl.Int64).alias("calls"), pl.col("start").min())
 
 
-def _between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list[Key]:
+def _layers_between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list[Key]:
     """Return the layers between the layers around a graph and one of its kernels, outermost first."""
     path, _, phase = key
     present = {path, *(layer for layer, module, _ in outer if layer or module)}

@@ -109,8 +109,8 @@ class _Match:
         kernels, copies = placed.filter("kernel"), placed.filter(~pl.col("kernel"))
         return replace(
             profile,
-            kernels=_with_origins(profile.kernels, kernels),
-            copies=_with_origins(profile.copies, copies),
+            kernels=_add_origins(profile.kernels, kernels),
+            copies=_add_origins(profile.copies, copies),
             captured=pl.concat([profile.captured, self._captures.ranges]),
         )
 
@@ -261,7 +261,7 @@ def _shared(replayed: _Codes, nodes: _Codes) -> int:
     return next(different, min(len(replayed), len(nodes)))
 
 
-def _with_origins(table: pl.DataFrame, placed: pl.DataFrame) -> pl.DataFrame:
+def _add_origins(table: pl.DataFrame, placed: pl.DataFrame) -> pl.DataFrame:
     """Return kernels or copies with the origins of the rows that `placed` has."""
     columns = ("origin_thread", "origin_start")
     return table.with_columns(table[name].scatter(placed["row"], placed[name]) for name in columns)

@@ -51,7 +51,7 @@ class Launches:
         owner = self.tree.owners(thread, start, end)
         if self._shared is not None:
             owner = self._shared.owners(owner, process, thread, start)
-        owner = self._by_time(owner, process, thread, start, end)
+        owner = self._attribute_by_time(owner, process, thread, start, end)
         step = self.steps.at(process, start)
         if self.steps.choice is not None:
             inside = self.steps.selected(step)
@@ -79,7 +79,7 @@ class Launches:
         """Return the process of each code, null for -1."""
         return self._processes.known.gather(column_ops.known(codes))
 
-    def _by_time(
+    def _attribute_by_time(
         self, owner: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series, end: pl.Series
     ) -> pl.Series:
         """Attribute calls outside any range of their own thread to the innermost range of another thread."""

@@ -77,7 +77,7 @@ def by_module(attribution: Attribution) -> pl.DataFrame:
     The last rows are the other ranges, `NO_MODULE`, by phase, and the unattributed GPU time, with self times only, so
     that self times add up to those of the run. A profile without module classes has no rows.
     """
-    keys = _with_modules(attribution.forest.layers())
+    keys = _name_modules(attribution.forest.layers())
     groups = keys.select("module", "phase").unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
     keys = keys.join(groups, on=["module", "phase"], how="left", maintain_order="left")
     rows = _rolled_up(attribution, groups.drop("group"), keys["group"].to_list())
@@ -98,11 +98,11 @@ def of_modules(rows: pl.DataFrame) -> pl.DataFrame:
 
     Rows without any module class are left out.
     """
-    rows = _with_modules(rows)
+    rows = _name_modules(rows)
     return rows.clear() if rows["module"].is_in(_REST).all() else rows
 
 
-def _with_modules(rows: pl.DataFrame) -> pl.DataFrame:
+def _name_modules(rows: pl.DataFrame) -> pl.DataFrame:
     lost, word = pl.col("layer") == UNATTRIBUTED, pl.lit(UNATTRIBUTED)
     module = pl.when(lost).then(word).when(pl.col("module") == "").then(pl.lit(NO_MODULE)).otherwise("module")
     return rows.with_columns(module.alias("module"), pl.when(lost).then(word).otherwise("phase").alias("phase"))
@@ -228,13 +228,13 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[
         .group_by("group")
         .agg(pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min())
     )
-    sums = _with_crossing(attribution, sums, of_key)
+    sums = _add_crossing(attribution, sums, of_key)
     shown = pl.any_horizontal(pl.col("calls", "kernels_total", "copies", "gpu_ns", "host_ns") > 0)
     numbered = groups.with_columns(group=pl.int_range(pl.len()))
     return sums.filter(shown).join(numbered, on="group", how="left")
 
 
-def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+def _add_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
     """Add the crossing ranges: their calls, their host time and the GPU time launched in them."""
     crossing = attribution.forest.crossing
     keys = attribution.forest.labels["key"].gather(crossing["label"])

@@ -106,18 +106,18 @@ def line_tree(attribution: Attribution) -> LineTree:
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         is_later.append(names[key][2] in _LATER or (parent != column_ops.NONE and is_later[parent]))
         if not is_later[node]:
-            of_node[node] = lines.inside(_at(of_node, parent), names[key])
+            of_node[node] = lines.inside(_line_of(of_node, parent), names[key])
     forward = {name: list(numbers) for name, numbers in lines.of_name.items()}
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         if is_later[node]:
             among = forward.get(_name(names[key]), ()) if names[key][2] in _LATER else ()
-            of_node[node] = lines.inside(lines.nearest(_at(of_node, parent), among), names[key])
+            of_node[node] = lines.inside(lines.nearest(_line_of(of_node, parent), among), names[key])
     crossing = forest.labels["key"].gather(forest.crossing["label"].unique(maintain_order=True))
     of_crossing = {key: lines.anywhere(names[key]) for key in crossing}
     return LineTree(lines.names, lines.parents, lines.layers, of_node, of_crossing)
 
 
-def _at(of_node: Sequence[int], node: int) -> int:
+def _line_of(of_node: Sequence[int], node: int) -> int:
     return column_ops.NONE if node == column_ops.NONE else of_node[node]
 
 

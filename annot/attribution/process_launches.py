@@ -26,7 +26,7 @@ class SharedOwners:
 
     def __init__(self, forest: Forest) -> None:
         self._tree = forest.tree
-        self._layers = _in_layers(forest)
+        self._layers = _lie_in_layers(forest)
         self._groups = [(code, rows, Innermost(ranges)) for code, rows, ranges in _groups(forest)]
 
     def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
@@ -51,7 +51,7 @@ class SharedOwners:
         return own
 
 
-def _in_layers(forest: Forest) -> pl.Series:
+def _lie_in_layers(forest: Forest) -> pl.Series:
     """Return which nodes are a layer or a phase, or lie inside one (Boolean)."""
     labels = forest.labels
     keys = set(labels["key"].filter(labels["layered"] | labels["phase"].is_in(LAYER_PHASES)))

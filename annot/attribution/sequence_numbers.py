@@ -36,7 +36,7 @@ def paths_of(
     """
     key = contained_keys(tree["parent"], _own_keys(tree, labels), labels, keys)
     if "sequence" not in tree.columns and labels["around"].count():
-        return *_with_marked(tree, key, labels, keys), frozenset(), {}
+        return *_add_marked_layers(tree, key, labels, keys), frozenset(), {}
     path, parent, node_key = column_ops.paths(tree["parent"], key)
     nodes = Nodes.of(parent, node_key)
     if "sequence" not in tree.columns:
@@ -50,12 +50,12 @@ def paths_of(
         return path, nodes, frozenset(), {}
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})
     return (
-        *_with_forward_layers(tree, key, rows.with_columns(tree["label"].gather(rows["row"])), nodes, labels, keys),
+        *_add_backward_layers(tree, key, rows.with_columns(tree["label"].gather(rows["row"])), nodes, labels, keys),
         pairs,
     )
 
 
-def _with_marked(tree: pl.DataFrame, key: pl.Series, labels: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:
+def _add_marked_layers(tree: pl.DataFrame, key: pl.Series, labels: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:
     """Insert the outer layers that marks name for an operation's layer between it and the range around it."""
     chains = [
         (*(keys.number((layer, module, phase)) for layer, module, phase in around or ()), own)
@@ -132,7 +132,7 @@ def _outermost(forward: dict[int, int], tree: pl.DataFrame, labels: pl.DataFrame
     return {row: match for row, match in matches.items() if match not in (column_ops.NONE, matches.get(parent[row]))}
 
 
-def _with_forward_layers(
+def _add_backward_layers(
     tree: pl.DataFrame, key: pl.Series, rows: pl.DataFrame, nodes: Nodes, labels: pl.DataFrame, keys: Keys
 ) -> tuple[pl.Series, Nodes, frozenset[int]]:
     """Rebuild the paths with the backward layers of the forward operation instead of each backward operation.

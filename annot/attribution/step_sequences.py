@@ -46,7 +46,7 @@ def repetition(forest: Forest) -> tuple[pl.DataFrame, str]:
     top = _rows(forest, (forest.tree["parent"] == column_ops.NONE).arg_true())
     optimizers = optimizers_of(forest)
     by_process = [
-        _in_process(forest, ranges, optimizers) for ranges in top.partition_by("process", maintain_order=True)
+        _search_process(forest, ranges, optimizers) for ranges in top.partition_by("process", maintain_order=True)
     ]
     steps = pl.concat([_no_steps(top), *(steps for steps, _ in by_process)])
     reasons = sorted({reason for _, reason in by_process}, key=lambda reason: reason == _NO_REPETITION)
@@ -57,7 +57,7 @@ def _no_steps(level: pl.DataFrame) -> pl.DataFrame:
     return level.clear().select("thread", "start", "end", number=pl.lit(None, pl.Int64))
 
 
-def _in_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+def _search_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return the steps with most optimizer ranges. Of equal ones, the first count, unless a pool runs the optimizer."""
     updates = optimizers.filter(pl.col("process_code") == top["process"][0]).sort("start")
     trains, scattered = updates.height > 0, updates["thread"].n_unique() > 1
@@ -105,7 +105,7 @@ def _search(forest: Forest, level: pl.DataFrame, select: _Selection, *, trains: 
                 )
             else:
                 reason = reason or _ONLY_LAYERS
-        level = _inside_longest(forest, level, inside)
+        level = _ranges_in_longest(forest, level, inside)
     return empty, 0, reason or _NO_REPETITION
 
 
@@ -163,7 +163,7 @@ def _overlaps(rows: pl.DataFrame, others: pl.DataFrame) -> tuple[int, int]:
     return near.select((overlaps & ~inside).sum(), apart=(~overlaps & ~inside).sum()).row(0)
 
 
-def _inside_longest(forest: Forest, level: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+def _ranges_in_longest(forest: Forest, level: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges inside those with the label of the longest range, also on other threads."""
     longest = level.sort(pl.col("end") - pl.col("start"), descending=True, maintain_order=True)["code"][0]
     alike = level.filter(pl.col("code") == longest)

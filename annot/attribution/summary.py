@@ -91,13 +91,13 @@ def _gpu_times(attribution: Attribution, lost: pl.DataFrame) -> dict[str, Any]:
         "unattributed_gpu_ns": outside,
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
-        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _in_named_warmup(attribution),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _named_warmup_ns(attribution),
         "gpu_guessed_ns": attribution.guessed_ns,
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
     }
 
 
-def _in_named_warmup(attribution: Attribution) -> int:
+def _named_warmup_ns(attribution: Attribution) -> int:
     """Return the GPU time (ns) in ranges named warm-up."""
     names, nodes, inside = attribution.forest.keys.names, attribution.forest.nodes, list[bool]()
     for parent, key in zip(nodes.parents, nodes.keys, strict=True):

@@ -88,7 +88,7 @@ def collectives(facts: Facts) -> Advice | None:
     spent = (
         f"in {operations}, including the wait for the slowest rank"
         if facts.on_device
-        else f"in {_library(facts, calls)}{operations}{_of_backward(facts, calls)}"
+        else f"in {_library(facts, calls)}{operations}{_backward_share(facts, calls)}"
     )
     return Advice(
         "collectives",
@@ -125,7 +125,7 @@ def _library(facts: Facts, calls: Collectives) -> str:
     return f"{facts.cpu.get('backend', gloo)} ".lstrip()
 
 
-def _of_backward(facts: Facts, calls: Collectives) -> str:
+def _backward_share(facts: Facts, calls: Collectives) -> str:
     """Return the share of the backward pass that communication takes in processes without a GPU."""
     waits = int(calls.exposed.filter(pl.col("phase") == "backward")["ns"].sum())
     backward = waits + facts.shares["backward"] * facts.wall_ns

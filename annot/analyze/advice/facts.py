@@ -210,7 +210,7 @@ class Facts:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Fraction of step time (0 to 1) of each share of `annot.analyze.step_time.step_time`."""
-        return _of_wall(self.step_time, "share")
+        return _wall_fractions(self.step_time, "share")
 
     @cached_property
     def cpu_layers(self) -> pl.DataFrame:
@@ -220,9 +220,9 @@ class Facts:
     @cached_property
     def cpu(self) -> dict[str, int | str]:
         """Threads, cores, ranks and backend (see `annot.labels.marks`) of the process that trains; empty: unknown."""
-        return dict(self._of_process("cpu", {}))
+        return dict(self._process_fact("cpu", {}))
 
-    def _of_process(self, name: str, unknown: Any) -> Any:
+    def _process_fact(self, name: str, unknown: Any) -> Any:
         """A fact of the first process with step time for which it is known."""
         trains = set(self.parts.windows["process"])
         processes = self.attribution.meta.get("processes") or ()
@@ -283,7 +283,7 @@ class Facts:
         """The DataLoader for which the run waits."""
         labels = self.attribution.whole.labels
         seen = labels.filter(fetches(labels))["number"].n_unique()
-        loaders = self._of_process("loaders", [])
+        loaders = self._process_fact("loaders", [])
         iterators = labels["text"].str.extract(_ITERATOR).drop_nulls().to_list()
         workers = seen or max((loader["workers"] for loader in loaders), default=None)
         if workers is None and iterators and "MultiProcessing" not in iterators:
@@ -394,7 +394,7 @@ class Facts:
 Rule: TypeAlias = Callable[[Facts], Advice | None]
 
 
-def _of_wall(table: pl.DataFrame, column: str) -> dict[str, float]:
+def _wall_fractions(table: pl.DataFrame, column: str) -> dict[str, float]:
     """Fraction of the wall-clock time of all devices, by value of a column."""
     wall = int(table.unique(["process", "device"])["wall_ns"].sum())
     sums = table.group_by(column).agg(pl.col("ns").sum())

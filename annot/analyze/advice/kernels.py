@@ -197,9 +197,9 @@ def fusion(facts: Facts) -> Advice | None:
     predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
     predicate &= ~pl.col("name").is_in(kernels_of_attention(facts))
     rows = facts.work.filter(predicate)
-    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _of_one_operator(facts, rows):
+    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _is_one_operator(facts, rows):
         return None
-    rows = rows.join(_with_neighbours(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
+    rows = rows.join(_fusible_kernels(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
     share = float((rows["wall_ns"] * rows["fusible"]).sum() / facts.wall_ns)
     if share < 0.1:
         return None
@@ -215,13 +215,13 @@ def fusion(facts: Facts) -> Advice | None:
     )
 
 
-def _of_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
+def _is_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
     """Whether all these activities are calls of one kernel by one operator with the same inputs."""
     names = rows["name"].unique().to_list()
     return len(names) == 1 and sum(names[0] in operator.kernels for operator in facts.operators) == 1
 
 
-def _with_neighbours(facts: Facts) -> pl.DataFrame:
+def _fusible_kernels(facts: Facts) -> pl.DataFrame:
     """Return name and fusible: which part of the kernels of a name runs beside another memory-bound kernel."""
     tables = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
     for block in attributed_blocks(facts.attribution):
