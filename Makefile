@@ -54,7 +54,8 @@ test-all: test test-rest
 
 # All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many (FUZZ=1).
 FUZZ ?= 1
-REST := worksteal -q -m "slow or nsys or fuzz or hypothesis"
+MARKS ?= slow or nsys or fuzz or hypothesis
+REST := worksteal -q -m "$(MARKS)"
 WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: lint $(TF_VENV)/.dev
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix build $(TYPESCRIPT) || echo "no npm: no type check of the page's scripts"

@@ -513,6 +513,22 @@ def test_what_saves_launches_depends_on_what_the_run_has(
     assert evidence in said.evidence
 
 
+@pytest.mark.parametrize(
+    ("kernel", "text", "code"),
+    [
+        ("saxpy(int, float, float const*, float*)", "solve", "cudaGraphLaunch"),
+        ("saxpy(int, float, float const*, float*)", "net.a Linear |fwd", "torch.compile"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "solve", "torch.compile"),
+    ],
+)
+def test_programs_without_a_framework_get_cuda_calls(kernel: str, text: str, code: str) -> None:
+    """PyTorch code helps neither a CUDA program nor its author."""
+    said = _said(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text))
+    assert code in said["host_bound"].code
+    of_pytorch = [advice.rule for advice in said.values() if "torch" in advice.code or "Loader" in advice.code]
+    assert bool(of_pytorch) == (code == "torch.compile")
+
+
 def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
     """The size of a batch is a number of requests there."""
     short = [(TENSOR, 9)] * 30

@@ -9,7 +9,7 @@ import polars as pl
 
 from annot.analyze.advice import cpu, kernels, launches, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.in_keras import in_keras
+from annot.analyze.advice.other_programs import in_cuda, in_keras
 from annot.attribution import Attribution
 from annot.util.entry_points import loaded
 
@@ -39,11 +39,12 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         []
     """
     facts = facts or Facts(attribution)
-    rules = (*RULES, *(rule.isolated(Advice) for rule in loaded("annot.advice", ("__call__",))))
-    found = [advice for rule in rules if (advice := rule(facts)) is not None]
-    if found and facts.in_keras:
-        found = [advice for one in found if (advice := in_keras(one)) is not None]
-    return sorted(found, key=lambda advice: -advice.saves)
+    suggestions = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    if suggestions and (facts.in_keras or facts.in_cuda):
+        translate = in_keras if facts.in_keras else in_cuda
+        suggestions = [advice for suggestion in suggestions if (advice := translate(suggestion)) is not None]
+    plugins = (rule.isolated(Advice)(facts) for rule in loaded("annot.advice", ("__call__",)))
+    return sorted((*suggestions, *filter(None, plugins)), key=lambda advice: -advice.saves)
 
 
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:

@@ -23,7 +23,7 @@ from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
-from annot.attribution import Attribution, by_layer, by_step
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
 from annot.labels.layer_path import with_parent
@@ -46,6 +46,12 @@ _OF_INDUCTOR: Final = r"^triton_(?:poi|red|per|tem|for|mm)_"
 _LEAST_IDLE: Final = 0.1
 """Fraction of the idle time from which a layer is named as a place of it."""
 _OF_LAYERS: Final = ("forward", "backward", "recompute")
+_OF_FRAMEWORKS: Final = ("kineto", "xplane")
+"""Formats that only frameworks write."""
+_FRAMEWORK_KERNELS: Final = (
+    r"(?i)\bat::|\bc10|torch|triton|elementwise_kernel|cudnn|tensorflow|eigen|xla|fusion|vllm|flash|onnx|trt"
+)
+"""Kernels of deep learning: those of frameworks, and of libraries that only they call."""
 _BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
 """Names of kernels that a backward pass runs."""
 
@@ -149,6 +155,19 @@ class Facts:
         paths = of_model.filter(pl.col("layer").str.contains("/", literal=True))
         classes = paths.filter(pl.col("module") != "").height > 0
         return classes or (paths.height > 0 and self.attribution.meta.get("format") == "xplane")
+
+    @cached_property
+    def in_cuda(self) -> bool:
+        """Whether the program uses a device and nothing shows a framework: no range, phase or kernel of one."""
+        if self.attribution.meta.get("format") in _OF_FRAMEWORKS or not self.compilable:
+            return False
+        kernels = self.attribution.names.filter("kernel")["name"].cast(pl.String)
+        of_model = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED) | pl.col("phase").is_in(_OF_LAYERS)
+        return bool(
+            kernels.len()
+            and not kernels.str.contains(_FRAMEWORK_KERNELS).any()
+            and not self.layers.filter(of_model).height
+        )
 
     @cached_property
     def layers(self) -> pl.DataFrame:
