@@ -34,7 +34,7 @@ def emit_ranges(
     collectives: bool = True,
     compiled: bool = True,
     name: str | None = None,
-    mode: Literal["names", "ops", "python"] | None = None,
+    mode: Literal["names", "ops"] | None = None,
 ) -> SwitchedBlock:
     """Emit an NVTX range for every layer's forward and backward and for every optimizer step of `model`.
 

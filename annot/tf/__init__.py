@@ -6,26 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from annot.keras.callback import AnnotCallback
-    from annot.tf.call_ranges import end, start, trace
-    from annot.tf.name_scopes import save_scopes
-    from annot.tf.nvtx_plugins import NVTXEnd, NVTXHook, NVTXStart
-    from annot.tf.ranges import EmitRanges, emit_ranges
-    from annot.tf.session import SessionHook
-
-__all__ = [
-    "AnnotCallback",
-    "EmitRanges",
-    "NVTXEnd",
-    "NVTXHook",
-    "NVTXStart",
-    "SessionHook",
-    "emit_ranges",
-    "end",
-    "save_scopes",
-    "start",
-    "trace",
-]
+    from annot.keras.callback import AnnotCallback as AnnotCallback
+    from annot.tf.call_ranges import end as end
+    from annot.tf.call_ranges import start as start
+    from annot.tf.call_ranges import trace as trace
+    from annot.tf.name_scopes import save_scopes as save_scopes
+    from annot.tf.nvtx_plugins import NVTXEnd as NVTXEnd
+    from annot.tf.nvtx_plugins import NVTXHook as NVTXHook
+    from annot.tf.nvtx_plugins import NVTXStart as NVTXStart
+    from annot.tf.ranges import EmitRanges as EmitRanges
+    from annot.tf.ranges import emit_ranges as emit_ranges
+    from annot.tf.session import SessionHook as SessionHook
 
 # The callback also works with Keras on PyTorch, where TensorFlow may not be installed.
 _LAZY = {
@@ -36,6 +27,7 @@ _LAZY = {
     "SessionHook": "annot.tf.session",
     "save_scopes": "annot.tf.name_scopes",
 }
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
@@ -45,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

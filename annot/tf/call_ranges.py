@@ -33,13 +33,12 @@ class Context:
     """The range that `start` opened. In eager mode, the range also ends when its context is deleted."""
 
     def __init__(self, message: str = "", owner: owners.Owner | None = None) -> None:
-        self._message = message
-        self._owner = owner
-        self._started: Any = None
-        self._end: Callable[[], None] | None = None
+        self._message, self._owner = message, owner
+        self._ends: list[Callable[[], object]] = []
         if owner is not None:
-            self._started = client.start(owner.event) if tf.executing_eagerly() else None
-            self._end = owners.start(owner)
+            if tf.executing_eagerly():
+                self._ends.append(functools.partial(client.end, client.start(owner.event)))
+            self._ends.append(owners.start(owner))
 
     def name_backward(self, message: str | None, domain_name: str | None) -> None:
         """Set the text of the backward range (None: that of the forward range) and its domain (None: annot's own)."""
@@ -48,12 +47,8 @@ class Context:
 
     def close(self) -> None:
         """Close the range, once."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-        started, self._started = self._started, None
-        if started is not None:
-            client.end(started)
+        while self._ends:
+            self._ends.pop()()
 
     def __del__(self) -> None:
         self.close()
@@ -81,6 +76,7 @@ def trace(
 ) -> Callable[[F], F]: ...
 
 
+@_unconverted
 def trace(
     message: Any = None,
     domain_name: str | None = None,
@@ -237,10 +233,7 @@ def _can_open(inputs: Any) -> bool:
         return False
     if tf.executing_eagerly():
         return True
-    if owners.in_xla():
-        client.warn_once(_XLA)
-        return False
-    reason = library.available()
+    reason = _XLA if owners.in_xla() else library.available()
     if reason:
         client.warn_once(reason)
     return reason is None

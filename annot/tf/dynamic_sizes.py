@@ -7,6 +7,7 @@ operation that opens the range gets the shapes of these tensors as int32, and th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -58,13 +59,8 @@ def _computed(tensor: Any) -> Any:
 
 def shapes_among(numbers: Sequence[int]) -> Shapes:
     """Return the shapes in a flat sequence of integers, where the rank precedes the sizes of each shape."""
-    shapes: list[tuple[int, ...]] = []
-    at = 0
-    while at < len(numbers):
-        end = at + 1 + numbers[at]
-        shapes.append(tuple(numbers[at + 1 : end]))
-        at = end
-    return tuple(shapes)
+    values = iter(numbers)
+    return tuple([tuple(itertools.islice(values, rank)) for rank in values])
 
 
 def sized(event: Any, shapes: Shapes) -> Any:

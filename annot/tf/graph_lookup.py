@@ -6,6 +6,7 @@ replace nodes by new ones, and lower loops and branches to nodes named ``while/b
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Final
 from annot.tf.operation_owners import CALLS, CONTROL_FLOW, Operation, Traced
 from annot.tf.owners import Owner
 
-__all__ = ["Node", "Origin", "find", "tensors"]
+__all__ = ["Node", "Origin", "find", "node_of", "tensors"]
 
 _FIRST: Final = frozenset(
     {"BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "FusedBatchNormV3", "MatMul"}
@@ -85,15 +86,11 @@ class Origin:
 def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin], dict[Owner, str]]:
     """Return the origin of each node, and for each owner the name prefix of the graph that has its sizes.
 
-    `graphs` has the candidates for the traced form of the optimized graph, the latest last, and the running graph after
-    them if it is known.
+    `graphs` has the candidates for the traced form of the optimized graph, the likeliest last.
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
-    top = max(reversed(graphs), key=lambda graph: _count(names, graph), default=None)
-    if top is None:
-        return [Origin() for _ in nodes], {}
-    call, called = Call(top), dict[str, Call | None]()
-    origins = [_by_name(name, call, called) for name in names]
+    candidates = [_origins(names, graph) for graph in reversed(graphs)] or [[Origin() for _ in nodes]]
+    origins = max(candidates, key=lambda origins: sum(one.operation is not None for one in origins))
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
     _find_replaced(nodes, index, origins, traced_owners)
@@ -105,29 +102,15 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
     return origins, resolve.prefixes
 
 
-def _count(names: Sequence[str], graph: Traced) -> int:
-    """Return the number of nodes whose names occur in a traced graph or begin with one of its calls."""
-    operations, calls = graph.operations, graph.calls
-    known = sum(map(operations.__contains__, names))
-    if not calls:
-        return known
-    others = (name for name in names if name not in operations)
-    return known + sum(any(name[:end] in calls for end in _slashes(name)) for name in others)
-
-
-def _slashes(name: str) -> list[int]:
-    return [i for i, letter in enumerate(name) if letter == "/"]
-
-
 class _Resolve:
     """Finds the owner of each operation, separately for each call of its function."""
 
     def __init__(self) -> None:
         self.prefixes: dict[Owner, str] = {}
         self._first: dict[Owner, Call] = {}
-        self._others: dict[tuple[Owner, Call], Owner] = {}
+        self.owner = functools.cache(self._owner)
 
-    def owner(self, owner: Owner | None, call: Call) -> Owner | None:
+    def _owner(self, owner: Owner | None, call: Call) -> Owner | None:
         """Return the owner of an operation in this call; without one, the owner of the caller of its graph."""
         if owner is None or owner.graph_id != call.graph.graph_id:
             if call.caller is not None and call.outer is not None:
@@ -135,16 +118,12 @@ class _Resolve:
             return None if owner is None else self.owner(owner.parent, call)
         parent = self.owner(owner.parent, call)
         if self._first.setdefault(owner, call) is not call or parent is not owner.parent:
-            owner = self._again(owner, parent, call)
-        self.prefixes.setdefault(owner.sized, call.prefix)
-        return owner
-
-    def _again(self, owner: Owner, parent: Owner | None, call: Call) -> Owner:
-        if (owner, call) not in self._others:
-            other = self._others[owner, call] = owner.again(parent)
+            other = owner.again(parent)
             if owner.key is not owner:
                 other.key = self.owner(owner.key, call) or other
-        return self._others[owner, call]
+            owner = other
+        self.prefixes.setdefault(owner.sized, call.prefix)
+        return owner
 
 
 def tensors(nodes: Sequence[Node], origins: Sequence[Origin]) -> dict[str, str]:
@@ -171,10 +150,15 @@ def _input_pairs(node: Node, origin: Origin) -> list[tuple[str, str]]:
     return [*zip(node.inputs, operation.inputs, strict=False)] if operation is not None and origin.graph else []
 
 
+def _origins(names: Sequence[str], graph: Traced) -> list[Origin]:
+    call, called = Call(graph), dict[str, Call | None]()
+    return [_by_name(name, call, called) for name in names]
+
+
 def _by_name(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
     """Return the origin of a node, from its name in a call only; `called` caches the calls by prefix."""
     operations, caller = call.graph.operations, None
-    for end in _slashes(name):
+    for end in (slash.start() for slash in re.finditer("/", name)):
         operation = operations.get(name[:end])
         if operation is None or operation.kind not in CALLS:
             continue
@@ -206,7 +190,7 @@ def _find_replaced(
         changed = False
         for node, origin in zip(nodes, origins, strict=True):
             for new, old in _input_pairs(node, origin):
-                name, traced_name = _node_of(new), _node_of(old)
+                name, traced_name = node_of(new), node_of(old)
                 i = index.get(name)
                 if i is None or origins[i].operation is not None or origin.prefix + traced_name in index:
                     continue
@@ -224,7 +208,7 @@ def _traced_owners(node: Node, origin: Origin, index: Mapping[str, int]) -> list
     owners = [origin.operation.owner]
     pending = list(origin.operation.inputs) if origin.operation.kind not in _FIRST and node.fused else []
     while pending:
-        name = _node_of(pending.pop())
+        name = node_of(pending.pop())
         operation = origin.graph.get(name)
         if operation is None or operation.kind not in node.fused or origin.prefix + name in index:
             continue
@@ -235,5 +219,6 @@ def _traced_owners(node: Node, origin: Origin, index: Mapping[str, int]) -> list
     return owners
 
 
-def _node_of(tensor: str) -> str:
+def node_of(tensor: str) -> str:
+    """Return the node of a tensor such as ``name:1``."""
     return tensor.partition(":")[0]

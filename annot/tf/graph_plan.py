@@ -79,7 +79,7 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
 
 def _warn_of_sums(left_out: Sequence[Owner]) -> None:
     if left_out:
-        layers = [*dict.fromkeys(one.tag.layer for one in left_out if one.tag is not None)]
+        layers = [*dict.fromkeys(layer.layer for one in left_out if (layer := one.tag()) is not None)]
         shown = f" ({', '.join([*layers[:3], '…'][: len(layers)])})" if layers else ""
         client.warn_once(
             f"{len(left_out)} ranges are left out of a TensorFlow graph{shown}: TensorFlow adds up results in the "
@@ -388,5 +388,4 @@ def _outer(owner: Owner | None) -> Owner | None:
 
 def _is_inside(context: Context, outer: Context) -> bool:
     """Return whether a context equals an outer one or is inside it."""
-    loops, branches = outer
-    return context[0][: len(loops)] == loops and context[1] >= branches
+    return context[0][: len(outer[0])] == outer[0] and context[1] >= outer[1]

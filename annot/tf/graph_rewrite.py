@@ -10,13 +10,13 @@ from typing import Any, Final
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import op_def_registry
 
-from annot.tf.graph_lookup import Node, find
+from annot.tf.graph_lookup import Node, find, node_of
 from annot.tf.graph_order import SWITCHES
 from annot.tf.graph_plan import Point, plan
 from annot.tf.operation_owners import Traced
 from annot.tf.owners import Owner
 
-__all__ = ["OPERATION", "count_nodes", "padded", "rewrite"]
+__all__ = ["OPERATION", "rewrite"]
 
 OPERATION: Final = "AnnotRange"
 _RESOURCE: Final = 20
@@ -35,7 +35,7 @@ def rewrite(
 
     Args:
         message: a serialized GraphDef.
-        graphs: all traced graphs, the latest last.
+        graphs: the traced graphs that it may come from, the likeliest last.
         number_of: registers the range of an owner and returns its number.
         output_types: returns the DataType numbers of the outputs of a node that a TensorFlow 1 session may fetch; None
             for an unknown node.
@@ -55,19 +55,6 @@ def rewrite(
         writer.add(point)
     if not any(node.op == "_Retval" for node in graph.node):
         _keep_closes(graph, output_types)
-    return bytes(graph.SerializeToString())
-
-
-def count_nodes(message: bytes) -> int:
-    """Return the number of nodes in a serialized GraphDef."""
-    return len(graph_pb2.GraphDef.FromString(message).node)
-
-
-def padded(message: bytes, count: int) -> bytes:
-    """Return a graph with `count` more nodes without effect. TensorFlow removes them in its next optimization round."""
-    graph = graph_pb2.GraphDef.FromString(message)
-    for i in range(count):
-        graph.node.add(name=f"annot/padding_{i}", op="NoOp", device=graph.node[0].device)
     return bytes(graph.SerializeToString())
 
 
@@ -152,9 +139,8 @@ class _Writer:
     def _control(self, i: int, point: Point) -> str:
         """Return the name of the node to wait for; for a Switch, of a new node that runs only in the range's branch."""
         node = self._nodes[i]
-        if node.op not in SWITCHES:
-            return str(node.name)
-        taken = next((text for j in point.before for text in self._nodes[j].input if _is_of(text, node.name)), None)
+        inputs = [text for j in point.before for text in self._nodes[j].input] if node.op in SWITCHES else []
+        taken = next((text for text in inputs if node_of(text) == node.name), None)
         if taken is None:
             return str(node.name)
         name = f"{self._names[id(point)]}/{i}"
@@ -173,10 +159,6 @@ class _Writer:
         return self._shapes[key]
 
 
-def _is_of(text: str, name: str) -> bool:
-    return text == name or text.startswith(f"{name}:")
-
-
 def _keep_closes(graph: Any, output_types: Callable[[str], Sequence[int] | None]) -> None:
     """Make the fetched nodes of a session wait for the operations that close ranges.
 
@@ -185,7 +167,7 @@ def _keep_closes(graph: Any, output_types: Callable[[str], Sequence[int] | None]
     waited = {text[1:] for node in graph.node for text in node.input if text.startswith("^")}
     closes = [f"^{node.name}" for node in graph.node if node.op == OPERATION and node.name not in waited]
     own = [node for node in graph.node if node.op != OPERATION]
-    used = {text.lstrip("^").partition(":")[0] for node in own for text in node.input}
+    used = {node_of(text.lstrip("^")) for node in own for text in node.input}
     for node in [node for node in own if node.name not in used]:  # only fetched nodes have no consumers here
         kinds = output_types(node.name)
         if closes and kinds is not None:
@@ -198,7 +180,7 @@ def _put_behind(graph: Any, node: Any, closes: Sequence[str], kinds: Sequence[in
     node.name = inner
     for other in graph.node:
         for i, text in enumerate(other.input):
-            if _is_of(text.lstrip("^"), name):
+            if node_of(text.lstrip("^")) == name:
                 other.input[i] = text.replace(name, inner, 1)
     outer = graph.node.add(name=name, op="IdentityN" if kinds else "NoOp", device=node.device)
     outer.input.extend(f"{inner}:{i}" for i in range(len(kinds)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from tensorflow.python.eager import record
 from tensorflow.python.framework.ops import EagerTensor
 
 from annot.emit import class_sources, client, guard
@@ -23,9 +24,7 @@ from annot.tf import name_scopes, owners
 from annot.tf.dynamic_sizes import sources_of
 from annot.util.lru_cache import Recent
 
-__all__ = ["Layers", "Mode", "Options"]
-
-Mode: TypeAlias = Literal["names", "ops", "python"]
+__all__ = ["Layers", "Options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ class Options:
     backward: bool = True
     shapes: bool = True
     choice: Choice = EVERYTHING
-    mode: Mode = "python"
+    operations: bool = False
+    """Whether annot adds operations to graphs."""
     optimizer: bool = True
     data: bool = True
 
@@ -101,7 +101,7 @@ class LayerWrapper:
     ) -> None:
         self._path, self._module, self.layer = path, type(layer).__name__, layer
         self._options, self._layers, self._block = options, layers, block
-        self._events = Recent()  # tags and events by phase, input shapes and dtypes
+        self._events = Recent()  # by phase, input shapes and dtypes
         self.holders: set[int] = set()
         """The ids of the blocks that use these wrappers."""
         self.patches = Patches()
@@ -116,7 +116,7 @@ class LayerWrapper:
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         layer, options, eager = self.layer, self._options, tf.executing_eagerly()
         # A graph that Keras traces to infer shapes may also run, as of a `tf.function` in a layer.
-        if _keras_infers_shapes() and (eager or options.mode != "ops" or not layer.built):
+        if _keras_infers_shapes() and (eager or not options.operations or not layer.built):
             return original(*args, **kwargs)
         if len(layer._layers) != self._known:  # sublayers were created later, for example when a subclass was built
             self._known = len(layer._layers)
@@ -125,46 +125,40 @@ class LayerWrapper:
         if eager and not (options.backward and owners.may_be_taped()):
             if not options.forward:
                 return original(*args, **kwargs)
-            event = self._tag_and_event("forward", _key(tensors), tensors)[1]
+            event = self._event("forward", _key(tensors), tensors)
             return client.inside(event, original, args, kwargs)
-        if not eager and (options.mode != "ops" or owners.in_xla()):
-            if options.mode != "python":
-                self._note(tensors)
-            return original(*args, **kwargs)
+        if not eager:  # for reports that have only the names of operations
+            name_scopes.note(tf.get_current_name_scope(), self._label("forward", tensors))
+            if not options.operations or owners.in_xla():
+                if options.operations:
+                    client.warn_once(_NO_XLA)
+                return original(*args, **kwargs)
         return owners.call(self._owner(tensors), original, args, kwargs)
-
-    def _note(self, tensors: list[Any]) -> None:
-        """Record the layer of the operations that are being traced, for code without annot's ranges."""
-        if self._options.mode != "names":
-            client.warn_once(_NO_XLA)
-        name_scopes.note(tf.get_current_name_scope(), self._label("forward", tensors))
 
     def _owner(self, tensors: Sequence[Any]) -> owners.Owner:
         """Return a new owner for the operations of a call with these input tensors."""
         key, options = _key(tensors), self._options
-        made, event = self._tag_and_event("recompute" if owners.in_backward() else "forward", key, tensors)
-        grad_tag = grad_event = None
+        event = self._event("recompute" if owners.in_backward() else "forward", key, tensors)
+        grad_event = None
         if options.backward:
             needs = bool(self.layer.trainable_variables), any(map(_needs_gradient, tensors))
-            grad_tag, grad_event = self._tag_and_event("backward", (*needs, *key), tensors, needs)
-        return owners.Owner(
-            event if options.forward else None, grad_event, owners.current(), tag=made, grad_tag=grad_tag,
-            sizes=sources_of(tensors[:MAX_TENSORS]) if options.shapes else (),
-        )  # fmt: skip
+            grad_event = self._event("backward", (*needs, *key), tensors, needs)
+        sizes = sources_of(tensors[:MAX_TENSORS]) if options.shapes else ()
+        return owners.Owner(event if options.forward else None, grad_event, owners.current(), sizes=sizes)
 
-    def _tag_and_event(
+    def _event(
         self, phase: tag.Phase, key: tuple[Any, ...], tensors: Sequence[Any], needs: tuple[bool, bool] | None = None
-    ) -> tuple[tag.Tag, Any]:
-        """Return the tag and the event of a range, from the cache if possible."""
-        found: tuple[tag.Tag, Any] | None = self._events.recall((phase, key))
-        if found is None:
+    ) -> Any:
+        """Return the event of a range, from the cache if possible."""
+        event = self._events.recall((phase, key))
+        if event is None:
             shown = self._label(phase, tensors)
             if shown.tensors and needs is not None:
                 grad: Arguments = guard.attempt(gradients, self.layer, *needs, otherwise=())
                 shown = replace(shown, arguments=shown.arguments + grad)
-            found = shown, client.event(tag.format(shown), category=phase, few=not shown.tensors)
-            self._events.keep((phase, key), found)
-        return found
+            event = client.event(tag.format(shown), category=phase, few=not shown.tensors)
+            self._events.keep((phase, key), event)
+        return event
 
     def _label(self, phase: tag.Phase, tensors: Sequence[Any]) -> tag.Tag:
         if not self._options.shapes or not tensors:
@@ -214,7 +208,7 @@ def _needs_gradient(tensor: Any) -> bool:
     if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
         tensor = tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor.values
     if isinstance(tensor, EagerTensor) or owners.may_be_taped():
-        return owners.is_watched(tensor)
+        return bool(record.should_record_backprop([tensor]))
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.op.type != "Placeholder"
 
 

@@ -3,7 +3,7 @@
 Its shared library, annot/native/tf_ops, is loaded once per process. TensorFlow's plug-in interface
 (tensorflow/c/experimental/grappler/grappler.h) calls it at the end of each optimization round, and each graph has two
 rounds. The plug-in adds ranges after the second round. Unknown operations added after the first would block
-TensorFlow's own optimizations in the second.
+TensorFlow's own optimizations in the second, and it would remove operations that close ranges.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import load_library
 
 from annot import native
 from annot.emit import client, guard
 from annot.tf import dynamic_sizes, graph_config, operation_owners
-from annot.tf.graph_rewrite import count_nodes, padded, rewrite
-from annot.tf.missed_graphs import MissedGraphs
+from annot.tf.graph_rewrite import rewrite
 from annot.tf.owners import Owner, interrupts, thread
 from annot.util.locks import fork_safe
 
@@ -36,28 +36,21 @@ _SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes
 def load() -> Optimizer | str:
     """Register the operation and the graph optimizer with TensorFlow; return the optimizer, or why it failed."""
     try:
-        tensorflow = _tensorflow_library()
-        if tensorflow is None:
-            return "TensorFlow graphs cannot have ranges: the library with TensorFlow's C API was not found"
         path = native.tf_library()
         if native.emitter() is None or path is None:
-            return "TensorFlow graphs cannot have ranges: annot's C extensions are disabled or not built"
+            raise RuntimeError("annot's C extensions are disabled or not built")
         other = _other_plugin(path)
         if other is not None:
-            return (
-                "TensorFlow graphs cannot have ranges: TensorFlow supports one graph optimizer plug-in, and it has "
-                f"loaded {other}"
-            )
-        return _register(path, tensorflow)
+            raise RuntimeError(f"TensorFlow supports one graph optimizer plug-in, and it has loaded {other}")
+        return _register(path, _tensorflow_library())
     except (OSError, AttributeError, RuntimeError, tf.errors.OpError) as error:
-        return f"TensorFlow graphs cannot have ranges: annot's operation cannot be registered: {error}"
+        return f"TensorFlow graphs cannot have ranges: {error}"
 
 
 def available() -> str | None:
     """Return why graphs cannot have ranges, as one sentence; None: they can."""
     loaded = load()
-    problem = loaded if isinstance(loaded, str) else None
-    return graph_config.without_optimizers(graph_config.current()) or problem
+    return graph_config.without_optimizers(graph_config.current()) or (loaded if isinstance(loaded, str) else None)
 
 
 def switch(user: object, on: bool) -> None:
@@ -86,7 +79,7 @@ def _other_plugin(own: Path) -> str | None:
     return None
 
 
-def _tensorflow_library() -> ctypes.CDLL | None:
+def _tensorflow_library() -> ctypes.CDLL:
     """Return the library, loaded by `import tensorflow`, that exports the C API for kernels."""
     folder = Path(tf.sysconfig.get_lib())
     # The library with the C API depends on the release.
@@ -95,7 +88,7 @@ def _tensorflow_library() -> ctypes.CDLL | None:
             library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             if hasattr(library, "TF_NewKernelBuilder"):
                 return library
-    return None
+    raise RuntimeError("the library with TensorFlow's C API was not found")
 
 
 # ---------------------------------------------------------------- the C library
@@ -114,7 +107,7 @@ def _register(path: Path, tensorflow: ctypes.CDLL) -> Optimizer:
     library.annot_tf_rewrite.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     thread_state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
     library.annot_tf_rewrite(ctypes.cast(optimizer.function, ctypes.c_void_p), thread_state)
-    atexit.register(guard.attempt, optimizer.missed.warn, otherwise=None)
+    atexit.register(guard.attempt, optimizer.warn_of_missed, otherwise=None)
     atexit.register(library.annot_tf_rewrite, None, None)  # no callback after Python has shut down
     return optimizer
 
@@ -133,7 +126,12 @@ _size: Final = _SizeFunction(_sized)
 _RewriteFunction: Final = ctypes.CFUNCTYPE(
     ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 )
+_VisitFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 _IS_CUT: Final = "the session is fed a tensor that is not a placeholder"
+_MISSED: Final = (
+    "functions with layers that ran without ranges: at least {}. TensorFlow optimizes them on threads of its own, "
+    "such as the body of `for batch in dataset` in a tf.function. Write `for batch in iter(dataset)` there"
+)
 
 
 class Optimizer:
@@ -149,7 +147,7 @@ class Optimizer:
         self.function = _RewriteFunction(functools.partial(native.emitter().caught, interrupts, self._optimize))
         self.close_all = library.annot_tf_close_all
         self.users: set[object] = set()
-        self.missed = MissedGraphs(library.annot_tf_visit_missed)
+        self._missed: set[frozenset[int]] = set()  # for each, the ids of the traced graphs that call its layers
         self._events: set[Any] = set()  # keeps the events alive for the library
 
     def switch(self, user: object, on: bool) -> None:
@@ -160,7 +158,19 @@ class Optimizer:
             if not self.users:  # the library now reports neither graphs nor the end of their optimizers
                 self._rounds.clear()
         if not on:
-            guard.attempt(self.missed.warn, otherwise=None)
+            guard.attempt(self.warn_of_missed, otherwise=None)
+
+    def warn_of_missed(self) -> None:
+        """Warn of functions with layers that TensorFlow optimized on threads of its own, once per number.
+
+        Such a thread must not wait for Python, so the C library keeps a copy of the graph. Equal functions count once.
+        """
+        copies: list[bytes] = []
+        self._library.annot_tf_visit_missed(_VisitFunction(lambda *copy: copies.append(ctypes.string_at(*copy))))
+        functions = set(filter(None, map(_graphs_with_layers, copies)))
+        if not functions <= self._missed:
+            self._missed |= functions
+            client.warn_once(_MISSED.format(len(self._missed)))
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         with self._lock:
@@ -170,16 +180,18 @@ class Optimizer:
             if first:
                 self._rounds[optimizer] = item
         message = ctypes.string_at(graph, length)
+        small = graph_pb2.GraphDef.FromString(message) if first else None
         least = graph_config.least_nodes(graph_config.current())
-        small = first and count_nodes(message) < least  # TensorFlow would skip the second round
-        if first and not small:
+        if small is not None and len(small.node) >= least:
             return 0
         # If annot fails, the user's program continues without ranges.
         made = guard.attempt(self._rewritten, message, otherwise=None, note="a TensorFlow graph has no ranges")
         if made is None:
             return 0
-        if small:  # only padding in this round, so that the graph gets a second one
-            made = padded(message, least)
+        if small is not None:  # TensorFlow skips the second round of a small graph. There it removes these nodes
+            for i in range(least):
+                small.node.add(name=f"annot/padding_{i}", op="NoOp", device=small.node[0].device)
+            made = bytes(small.SerializeToString())
         result[0] = self._memory.malloc(len(made))
         if not result[0]:
             return 0
@@ -189,9 +201,9 @@ class Optimizer:
     def _rewritten(self, message: bytes) -> bytes | None:
         if thread.is_cut:
             raise ValueError(_IS_CUT)
-        graphs = list(operation_owners.graphs.items())
-        graphs.sort(key=lambda one: one[0] is thread.running)  # the running graph last
-        made = rewrite(message, [one for _, one in graphs], self._number_of, _output_types)
+        # Other graphs may have the same names, also those of graphs that are not recorded.
+        graphs = operation_owners.traced_in(thread.running)
+        made = rewrite(message, graphs, self._number_of, _output_types)
         if made is not None and graph_config.has_clusters(message):
             client.warn_once(graph_config.CLUSTERS)
             return None
@@ -203,10 +215,21 @@ class Optimizer:
 
 
 def _output_types(name: str) -> list[int] | None:
-    """Return the DataType numbers of the outputs of an operation in a session's graph; None if it is unknown."""
-    for graph in (thread.running, *reversed(list(operation_owners.graphs))):
-        if graph is not None and not getattr(graph, "building_function", True):
-            with contextlib.suppress(KeyError):
-                outputs = graph.get_operation_by_name(name).outputs
-                return [output.dtype.base_dtype.as_datatype_enum for output in outputs]
+    """Return the DataType numbers of the outputs of an operation in the session's graph; None if it is unknown."""
+    if not getattr(thread.running, "building_function", True):
+        with contextlib.suppress(KeyError):
+            outputs = thread.running.get_operation_by_name(name).outputs
+            return [output.dtype.base_dtype.as_datatype_enum for output in outputs]
     return None
+
+
+def _graphs_with_layers(message: bytes) -> frozenset[int]:
+    """Return the ids of the traced graphs whose ranges an optimized graph would have."""
+    ids: set[int] = set()
+
+    def number_of(owner: Owner) -> int:
+        ids.add(owner.graph_id)
+        return 0
+
+    rewrite(message, [graph for _, graph in operation_owners.graphs.items()], number_of, lambda _: None)
+    return frozenset(ids - {0})  # 0: the joint owner of a fused operation

@@ -1,4 +1,4 @@
-"""The mode "names": layers from the name scopes of TensorFlow's operations, with unchanged graphs.
+"""Layers from the name scopes of TensorFlow's operations, for reports of graphs without annot's ranges.
 
 While TensorFlow traces a graph, the name scope around a layer call becomes the prefix of the names of its operations
 and their gradients (``gradient_tape/…``). XLA keeps these names in HLO metadata. `note` records the layer of each

@@ -51,10 +51,6 @@ class NVTXStart(keras.layers.Layer):  # type: ignore[misc]
         setattr(markers[0], _CONTEXT, context)
         return [inputs, *markers]
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments, for saving the layer."""
-        return {**super().get_config(), "message": self.message, "domain_name": self.domain_name}
-
 
 @keras.saving.register_keras_serializable("annot")
 class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
@@ -81,10 +77,6 @@ class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
             return tensor
         context.name_backward(self.grad_message, self.grad_domain_name)
         return call_ranges.end(tensor, context)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments, for saving the layer."""
-        return {**super().get_config(), "grad_message": self.grad_message, "grad_domain_name": self.grad_domain_name}
 
 
 class NVTXHook(SessionHook):

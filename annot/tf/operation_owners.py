@@ -32,7 +32,7 @@ from annot.tf import graph_config, owners
 from annot.util.locks import fork_safe
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["CALLS", "CONTROL_FLOW", "Operation", "Traced", "graphs", "install", "remove"]
+__all__ = ["CALLS", "CONTROL_FLOW", "Operation", "Traced", "graphs", "install", "remove", "traced_in"]
 
 
 @dataclass(slots=True)
@@ -53,8 +53,6 @@ class Traced:
     def __init__(self, graph: Any) -> None:
         self.operations: dict[str, Operation] = {}
         """The operations by name."""
-        self.calls: set[str] = set()
-        """The names of those that call other graphs."""
         self.graph_id = id(graph)
         """As in `Owner.graph_id`."""
         self._graph = ref(graph)
@@ -84,14 +82,19 @@ graphs: Final[WeakKeys[Any, Traced]] = WeakKeys()
 """The operations of each graph, oldest graph first."""
 
 
+def traced_in(graph: Any) -> list[Traced]:
+    """Return what is recorded of the functions that a graph may call, and of the graph itself, which comes last."""
+    called = (_functions.get(name, lambda: None)() for name in getattr(graph, "_functions", ()))
+    recorded = (graphs.get(one) for one in (*called, graph) if one is not None)
+    return [one for one in recorded if one is not None]
+
+
 def _create(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     operation = original(graph, *args, **kwargs)
     traced = graphs.get(operation.graph) or graphs.setdefault(operation.graph, Traced(operation.graph))
     inputs = tuple([tensor.name for tensor in operation.inputs])
     for_gradient = owners.thread.gradient_pass is not None
     traced.operations[operation.name] = Operation(owners.current(), operation.type, inputs, for_gradient)
-    if operation.type in CALLS:
-        traced.calls.add(operation.name)
     return operation
 
 
@@ -122,7 +125,8 @@ def _running(graph: Any, config: Any, is_cut: bool, run: Callable[..., Any], *ar
         return run(*args, **kwargs)
     finally:
         thread.running, thread.config, thread.is_cut = before
-        owners.raise_interrupt()
+        if owners.interrupts:
+            raise owners.interrupts.pop()
 
 
 # ---------------------------------------------------------------- gradients
@@ -198,8 +202,9 @@ def _compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _differentiate(original: Any, scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
     graph = graphs.get(operation.graph)
     traced = graph.operations.get(operation.name) if graph else None
-    owner = traced.owner if traced else None
-    return _in_backward_of(owner, operation.type, original, scope, operation, function, gradient)
+    return _in_backward_of(
+        traced.owner if traced else None, operation.type, original, scope, operation, function, gradient
+    )
 
 
 def _merge_call(original: Any, replica: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

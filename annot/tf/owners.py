@@ -33,10 +33,8 @@ __all__ = [
     "in_xla",
     "innermost",
     "interrupts",
-    "is_watched",
     "may_be_taped",
     "owned",
-    "raise_interrupt",
     "start",
     "thread",
 ]
@@ -56,9 +54,6 @@ class Owner:
     grad_event: Any = None
     """The event of the backward range; None: the backward has no range."""
     parent: Owner | None = None
-    tag: Tag | None = field(default=None, kw_only=True)
-    """The tag in `event`, for the range of a layer; `grad_tag` is that in `grad_event`."""
-    grad_tag: Tag | None = field(default=None, kw_only=True)
     sizes: Any = field(default=(), kw_only=True)
     """The tensors of a graph with unknown sizes, as `annot.tf.dynamic_sizes.Source`."""
     waits: bool = field(default=False, kw_only=True)
@@ -101,7 +96,7 @@ class Owner:
                 parent = outer
             else:
                 parent = parent.backward(gradient_pass)
-            made = Owner(self.grad_event, self.grad_event, parent, tag=self.grad_tag, grad_tag=self.grad_tag)
+            made = Owner(self.grad_event, self.grad_event, parent)
             made.sized, made.backward_of = self.sized, self
             if self.key is not self:
                 made.key = self.key.backward(gradient_pass).key
@@ -117,7 +112,7 @@ class Owner:
     @staticmethod
     def joined(owners: Sequence[Owner]) -> Owner:
         """Return a joint owner for an operation that TensorFlow fused from operations of several owners."""
-        tags = [owner.tag for owner in owners if owner.tag is not None]
+        tags = [shown for owner in owners if (shown := owner.tag()) is not None]
         if len(tags) < len(owners):
             return owners[-1]
         layer = tag.FUSED.join(dict.fromkeys(one.layer for one in tags))
@@ -126,9 +121,14 @@ class Owner:
         arguments = tuple({"base": tags[0].module, **dict(tags[0].arguments)}.items())
         shown = replace(tags[0], layer=layer, module=module, arguments=arguments)
         parent = innermost([[one for one in owner.chain() if one not in owners] for owner in owners])
-        made = Owner(client.event(tag.format(shown), category=shown.phase), None, parent, tag=shown)
+        made = Owner(client.event(tag.format(shown), category=shown.phase), None, parent)
         made.sized = owners[0].sized
         return made
+
+    def tag(self) -> Tag | None:
+        """Return the tag of the range of a layer; None for other ranges."""
+        shown = tag.parse(self.event.text) if self.event is not None and self.event.domain == client.DOMAIN else None
+        return shown if shown is not None and shown.module else None
 
     def chain(self) -> list[Owner]:
         """Return the owners with a range, from the outermost to this one."""
@@ -201,12 +201,6 @@ interrupts: Final[list[BaseException]] = []
 """Exceptions such as KeyboardInterrupt that came while TensorFlow called annot from C++, where none may propagate."""
 
 
-def raise_interrupt() -> None:
-    """Raise an exception that could not propagate before."""
-    if interrupts:
-        raise interrupts.pop()
-
-
 def current() -> Owner | None:
     """Return the owner of new operations of this thread."""
     owner = thread.owner
@@ -218,7 +212,7 @@ def current() -> Owner | None:
 
 
 def _scope() -> Any:
-    """Return the scope of a range that `start` opens: the current graph, or eager mode."""
+    """Return the current graph, or the object that stands for eager mode."""
     return _EAGER if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
@@ -284,13 +278,6 @@ def may_be_taped() -> bool:
     return bool(record.could_possibly_record())
 
 
-def is_watched(tensor: Any) -> bool:
-    """Return whether a gradient tape records operations on `tensor`."""
-    return bool(record.should_record_backprop([tensor]))
-
-
 def in_xla() -> bool:
     """Return whether the current graph is traced for compilation by XLA."""
-    return not tf.executing_eagerly() and bool(
-        control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-    )
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(_scope()))

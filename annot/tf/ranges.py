@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -20,9 +20,8 @@ from annot.keras.fit_loops import FitLoops
 from annot.keras.layer_paths import SEPARATOR
 from annot.keras.optimizer import OptimizerSteps
 from annot.tf import cuda, library, name_scopes, operation_owners, owners
-from annot.tf.dataset import DataWaits
-from annot.tf.layer_calls import Layers, LayerWrapper, Mode, Options
-from annot.tf.step_functions import StepFunctions
+from annot.tf.layer_calls import Layers, LayerWrapper, Options
+from annot.tf.training_loop import DataWaits, StepFunctions
 from annot.util.locks import fork_safe
 
 __all__ = ["EmitRanges", "emit_ranges", "found_block"]
@@ -40,7 +39,7 @@ def emit_ranges(
     exclude: Selection = None,
     depth: int | None = None,
     schedule: Schedule | None = None,
-    mode: Mode | None = None,
+    mode: Literal["names", "ops"] | None = None,
 ) -> EmitRanges:
     """Put ranges around the forward and backward of each layer of `model`, and around optimizer steps.
 
@@ -58,21 +57,18 @@ def emit_ranges(
         forward: emit ranges around forward calls.
         backward: emit ranges around the backward of each layer.
         optimizer: emit ranges around weight updates by Keras optimizers; see `annot.keras.optimizer`.
-        data: emit ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.dataset`.
+        data: emit ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.training_loop`.
         shapes: write shapes and dtypes into the labels.
         include: layers with ranges: patterns on the path below the model such as ``"block_1/**"``, layer classes, or a
             collection of both, as `annot.emit.layer_filter.choose` explains; None: all.
         exclude: layers without ranges. Their time belongs to the enclosing range.
         depth: number of levels below the model with ranges; 0: the model only; None: all.
         schedule: the steps with ranges, from `annot.schedule`; None: all.
-        mode: the way to emit ranges in graphs. Eager mode has the same ranges in every mode, and XLA-compiled code has
-            names in the modes ``"ops"`` and ``"names"``.
+        mode: the way to emit ranges in graphs. Eager mode has the same ranges in every mode. None: ``"names"`` if there
+            is a GPU and TensorFlow can emit such ranges, or if ``"ops"`` is unavailable, else ``"ops"``.
             ``"ops"``: a graph optimizer adds operations that open and close ranges, after TensorFlow's own optimizers.
             ``"names"``: graphs do not change. TensorFlow's own ranges around operations are switched on, and the report
-            finds the layers by their name scopes. It also reads `tf.profiler` output after `annot.tf.save_scopes`,
-            without an NVTX tool.
-            ``"python"``: graphs have no ranges.
-            None: ``"names"`` if there is a GPU and TensorFlow can emit such ranges, else ``"ops"``.
+            finds the layers by their name scopes. This mode also works without an NVTX tool, for `tf.profiler`.
 
     Returns:
         A context manager; blocks may nest and overlap. `EmitRanges` can be paused and resumed.
@@ -91,21 +87,22 @@ def emit_ranges(
     if not isinstance(model, keras.Layer):
         raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
     check_keras_backend(keras.config.backend())
-    if mode not in (None, "names", "ops", "python"):
-        raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
+    if mode not in (None, "names", "ops"):
+        raise ValueError(f'mode must be "names", "ops" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
     search.end()
-    options = Options(forward, backward, shapes, choice, mode or _default_mode(), optimizer, data)
+    operations = mode == "ops" or (mode is None and _adds_operations())
+    options = Options(forward, backward, shapes, choice, operations, optimizer, data)
     return EmitRanges(model, options, schedule, without_tool=mode == "names")
 
 
 def found_block(model: keras.Layer) -> EmitRanges:
     """Return a block for a model that annot has found. It does not end the search as `emit_ranges` does."""
-    return EmitRanges(model, Options(mode=_default_mode()))
+    return EmitRanges(model, Options(operations=_adds_operations()))
 
 
-def _default_mode() -> Mode:
-    return "names" if tf.config.list_physical_devices("GPU") and cuda.without_ranges() is None else "ops"
+def _adds_operations() -> bool:
+    return not tf.config.list_physical_devices("GPU") or cuda.without_ranges() is not None
 
 
 class EmitRanges(SwitchedBlock):
@@ -162,14 +159,12 @@ class Installed:
             client.warn_once(f"{model.name} has no ranges: include, exclude and depth exclude all of its layers")
 
     def _install(self, options: Options) -> None:
-        graphs = options.mode == "ops"
+        graphs, problem = options.operations, None
         self._undo.append(library.close_all)
         self._undo.append(functools.partial(operation_owners.remove, self))
         operation_owners.install(self)
         if graphs:
             problem = library.available()
-            if problem is not None:
-                client.warn_once(f"{problem}. Only eager operations have ranges")
             self._undo.append(functools.partial(library.switch, self, on=False))
             library.switch(self, on=True)
         for part, wanted in (
@@ -179,18 +174,19 @@ class Installed:
             if wanted:
                 self._undo.append(part.remove)
                 part.install()
-        if options.mode == "names" and client.enabled():  # the recorded scopes alone suffice for tf.profiler
-            self._name_operations()
+        if (problem or not graphs) and client.enabled():  # the recorded scopes alone suffice for tf.profiler
+            self._name_operations(problem)
         say_machine("TensorFlow", tf.__version__)
 
-    def _name_operations(self) -> None:
+    def _name_operations(self, problem: str | None) -> None:
         """Switch TensorFlow's own ranges on, and repeat the marks of the layers that were traced before."""
-        problem = cuda.without_ranges()
-        if problem is None:
+        missing = cuda.without_ranges()
+        if missing is None:
             self._undo.append(functools.partial(cuda.switch_ranges, on=False))
             cuda.switch_ranges(on=True)
-        else:
-            client.warn_once(f"{problem}. Only tf.profiler traces show the layers of graphs")
+        if problem or missing:
+            shown = "TensorFlow's own ranges" if missing is None else "Only tf.profiler traces"
+            client.warn_once(f"{problem or missing}. {shown} show the layers of graphs")
         name_scopes.repeat_marks()
 
     def leave(self, block: EmitRanges) -> None:

@@ -246,7 +246,7 @@ def measure_eager_layers() -> None:
     program = Program({"plain": model}, tf.ones((4, 8)))
     variants = {
         "plain": program.variant("plain"),
-        "python": program.variant("plain", lambda: emit_ranges(model, mode="python")),
+        "python": program.variant("plain", lambda: emit_ranges(model)),
     }
     timings = time_variants(variants, program, calls=20, rounds=ROUNDS)
     added = timings.added("python") / 1000 / (LAYERS + 1)

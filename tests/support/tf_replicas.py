@@ -19,7 +19,7 @@ from tf_recorded import installed
 from annot.keras.callback import AnnotCallback
 from annot.keras.optimizer import OptimizerSteps
 from annot.tf import owners
-from annot.tf.dataset import DataWaits
+from annot.tf.training_loop import DataWaits
 
 
 def trained(*callbacks: Any) -> list[bytes]:

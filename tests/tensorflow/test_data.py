@@ -20,7 +20,7 @@ from tf_recorded import installed, recorded  # noqa: E402
 
 import annot  # noqa: E402
 from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
-from annot.tf.dataset import DataWaits  # noqa: E402
+from annot.tf.training_loop import DataWaits  # noqa: E402
 
 pytestmark = needs_recorder
 
@@ -179,11 +179,11 @@ def test_the_step_is_not_traced_again(tmp_path: Path) -> None:
 
 
 def test_without_graphs_only_eager_waits_have_ranges(tmp_path: Path) -> None:
-    """As the mode "python" is."""
+    """As the mode "names" is."""
     iterator_of = tf.function(lambda iterator: iterator.get_next())
 
     def body() -> None:
-        with emit_ranges(network(), mode="python"):
+        with emit_ranges(network(), mode="names"):
             iterator = iter(numbers(2))
             iterator_of(iterator)
             next(iterator)

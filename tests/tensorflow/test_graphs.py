@@ -18,7 +18,7 @@ from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
 from tf_recorded import counts, earlier, needs_graphs, only, optimized, recorded, same  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf import end, library, start  # noqa: E402
+from annot.tf import end, library, operation_owners, start  # noqa: E402
 
 pytestmark = [needs_recorder, needs_graphs]
 
@@ -263,6 +263,22 @@ def test_a_function_that_is_called_twice_has_its_ranges_twice(tmp_path: Path, in
     captured = recorded(tmp_path, lambda: same(run(x), wanted) or pytest.fail("changed"))
     assert captured.texts == ["inner", "inner"] * inline
     assert all(one.end <= other.start for one, other in itertools.pairwise(captured.ranges))
+
+
+@pytest.mark.parametrize("traced_first", [True, False])
+def test_a_graph_that_is_not_recorded_has_no_ranges(tmp_path: Path, traced_first: bool) -> None:
+    """A function that was traced before annot records operations, also if a recorded one has the same names."""
+    weights, x = variables(2), tf.ones([3, 6])
+    recorded_one, other = (tf.function(functools.partial(chain, weights=weights, put=put)) for put in (ranged, plain))
+
+    def body() -> None:
+        for function in (other, recorded_one) if traced_first else (recorded_one, other):
+            graph = function.get_concrete_function(x).graph
+            if function is other and operation_owners.graphs.get(graph) is not None:
+                del operation_owners.graphs[graph]  # recorded because an earlier test uses `trace`
+        assert same(other(x), recorded_one(x))
+
+    assert recorded(tmp_path, body).texts == ["layer0", "layer1"]
 
 
 def test_functions_whose_operations_have_the_same_names(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ needs_native = pytest.mark.skipif(not IS_NATIVE, reason="graphs have ranges by t
     [
         pytest.param("ops", 30, marks=needs_native),
         pytest.param("ops", 3, marks=[needs_native, pytest.mark.slow]),
-        pytest.param("python", 3, marks=pytest.mark.slow),
+        pytest.param("names", 3, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupt_anywhere_reaches_the_user(

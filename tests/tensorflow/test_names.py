@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,16 +109,21 @@ def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
     assert rows.filter(layer="net/head", phase="forward")["shapes"].to_list() == [["[4,8]f32"]]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: bool) -> None:
-    """`tf.profiler` is enough: the mode that was asked for notes layers where no tool of NVTX is there."""
+@pytest.mark.parametrize(("compiled", "mode"), [(False, "names"), (True, "names"), (False, None)])
+def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: bool, mode: Any) -> None:
+    """`tf.profiler` is enough, also if annot adds operations to the graph.
+
+    A mode that was asked for notes layers without a tool of NVTX too.
+    """
     model.compile(keras.optimizers.Adam(name="adam"), "mse", jit_compile=compiled)
     assert not annot.enabled()
-    with annot.emit_ranges(model, mode="names"):
+    annot.enable(mode is None)
+    with annot.emit_ranges(model, mode=mode):
         train(model)
         tf.profiler.experimental.start(str(tmp_path))
         train(model)
         tf.profiler.experimental.stop()
+    annot.enable(False)
     annot.tf.save_scopes(tmp_path)
     assert "call" not in vars(model)
     rows = correlate(load(tmp_path))
@@ -124,6 +133,37 @@ def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: b
     if not compiled:  # XLA may name what it makes of the update and the gradient after the latter
         assert rows.filter(layer="adam", phase="optimizer").height == 1
     assert not [layer for layer in rows["layer"] if layer.startswith("adam/")], "one row, not one per operation"
+
+
+@pytest.mark.slow
+def test_layers_without_the_c_parts(tmp_path: Path) -> None:
+    """Graphs have names where operations for ranges cannot be added; one warning says why."""
+    environ = {**os.environ, "ANNOT_DISABLE_NATIVE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", _PROFILE, str(tmp_path)]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=240, check=True)
+    (warned,) = json.loads(done.stdout.splitlines()[-1])
+    assert re.fullmatch("TensorFlow graphs cannot have ranges: .* show the layers of graphs", warned)
+    rows = correlate(load(tmp_path))
+    assert {("net/one", "forward"), ("net/two", "backward")} <= set(rows.select("layer", "phase").rows())
+
+
+_PROFILE = """
+import json, sys, warnings
+import annot
+import tensorflow as tf
+from tf_nets import network, samples
+model = network()
+annot.enable()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with annot.emit_ranges(model):
+        model.fit(*samples(3), verbose=0)
+        tf.profiler.experimental.start(sys.argv[1])
+        model.fit(*samples(3), verbose=0)
+        tf.profiler.experimental.stop()
+annot.tf.save_scopes(sys.argv[1])
+print(json.dumps([str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]))
+"""
 
 
 def test_a_folder_with_two_captures(tmp_path: Path) -> None:

@@ -217,11 +217,11 @@ def test_everything_is_as_before() -> None:
 
 
 def test_without_graphs_only_eager_updates_have_ranges(tmp_path: Path) -> None:
-    """As the mode "python" is without them; and the graph has no operation of annot's."""
+    """As the mode "names" is without them; and the graph has no operation of annot's."""
     model = network()
 
     def run() -> None:
-        with emit_ranges(model, mode="python", forward=False, backward=False):
+        with emit_ranges(model, mode="names", forward=False, backward=False):
             fit(model, epochs=1)
 
     assert not [text for text in recorded(tmp_path, run).texts if text.endswith("|opt")]

@@ -24,7 +24,7 @@ from tf_recorded import needs_graphs, recorded, same
 
 import annot
 from annot.emit import client
-from annot.tf import graph_config
+from annot.tf import graph_config, library
 
 pytestmark = [needs_recorder, needs_graphs]
 ON_CPU = "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
@@ -32,6 +32,12 @@ ON_CPU = "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2"
 
 @pytest.fixture(autouse=True)
 def ranges_wanted() -> Iterator[None]:
+    loaded = library.load()
+    assert not isinstance(loaded, str)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded.warn_of_missed()  # of functions of earlier tests
+    loaded._missed.clear()
     client.warn_once.cache_clear()
     annot.enable()
     yield
