@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint bench clean
+.PHONY: help demo test test-rest test-all test-matrix lint bench outputs outputs-compare clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
@@ -37,6 +37,8 @@ help:
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
+	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
+	@echo "make outputs-compare  the outputs in BEFORE=folder and those in build/outputs (OUT=folder), number by number"
 	@echo "make clean     remove $(VENV) and all build outputs"
 
 demo: $(VENV)/.installed
@@ -77,6 +79,17 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
+
+# Before and after a change that must not change results: `make outputs OUT=build/before`, then `make outputs` and
+# `make outputs-compare BEFORE=build/before`. OUTPUTS has options, such as OUTPUTS="--only kernel --words".
+OUT ?= build/outputs
+BEFORE ?= build/before
+OUTPUTS ?=
+outputs: $(VENV)/.dev
+	$(BIN)/python tests/support/outputs.py write $(OUT) $(OUTPUTS)
+
+outputs-compare: $(VENV)/.dev
+	$(BIN)/python tests/support/outputs.py compare $(BEFORE) $(OUT) $(OUTPUTS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info annot/native/*.so

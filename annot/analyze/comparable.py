@@ -149,7 +149,7 @@ def _only(a: pl.DataFrame, b: pl.DataFrame, text: Callable[[Any], str], what: st
     """Describe names that occur in one run only and take more than `_LEAST` of its time."""
     found = []
     for letter, one, other in (("A", a, b), ("B", b, a)):
-        alone = one.join(other, on="name", how="anti").sort("ns", descending=True)
+        alone = one.join(other, on="name", how="anti").sort("ns", "name", descending=[True, False])
         whole, mine = int(one["ns"].sum()), int(alone["ns"].sum())
         share = mine / whole if whole else 0.0
         if share > _LEAST:

@@ -90,7 +90,7 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     a model that is open on another thread, then to the layer that starts first.
     """
     found = [pl.DataFrame(schema=_LAYERS)]
-    layers = attribution.forest.layers_of_nodes()
+    layers = attribution.whole.layers_of_nodes()  # the nodes of the segments are those of all ranges
     windows = parts.windows.partition_by("process", "device", as_dict=True)
     on_cpu = [device for device in windows if parts.of_device(device).is_empty()]
     segments = _segments(attribution, by_node=True) if on_cpu else pl.DataFrame()

@@ -199,14 +199,15 @@ def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     assert metrics is not None
     reason = pl.coalesce(pl.col("name").str.extract(_STALL, group) for group in (1, 2, 3))
     stalls = metrics.select("kernel", "value", reason.alias("reason")).drop_nulls("reason")
-    stalls = stalls.filter(~pl.col("reason").str.ends_with("_not_issued")).unique(["kernel", "reason"])
+    stalls = stalls.filter(~pl.col("reason").str.ends_with("_not_issued"))
+    stalls = stalls.unique(["kernel", "reason"], keep="first", maintain_order=True)
     stalls = stalls.with_columns(pl.col("value") / pl.col("value").sum().over("kernel"))
     stalls = stalls.filter(pl.col("value").is_finite()).join(kernels.select("kernel", "node", "gpu_ns"), on="kernel")
     weighted = stalls.select("node", "reason", ns=pl.col("value") * pl.col("gpu_ns").clip(1))
-    sums = sums_by_layer(attribution, weighted, "reason")
+    sums = sums_by_layer(attribution, weighted, "reason").sort("ns", "reason", descending=[True, False])
     issues = pl.col("reason") == "selected"
     waiting = pl.when(issues.any()).then(pl.col("ns").filter(~issues).sum() / pl.col("ns").sum())
-    worst = pl.col("reason").filter(~issues).sort_by(pl.col("ns").filter(~issues), descending=True).first()
+    worst = pl.col("reason").filter(~issues).first()
     return sums.group_by(KEY).agg(waiting.alias("stall_share"), worst.alias("stall_reason"))
 
 

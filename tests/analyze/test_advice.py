@@ -220,6 +220,18 @@ def test_evidence_has_the_numbers() -> None:
     assert straggler.evidence.startswith("GPU 2 of process 1 is busy 2.00 times as long as the median of 3 GPUs")
 
 
+def test_gpus_that_are_as_slow_have_one_order() -> None:
+    """The first of them is named, in every run."""
+    built = Run(devices=(0, 1, 2, 3, 9), slow=2).build()
+    slow = built.kernels.filter(pl.col("device") == 9)
+    more = [slow.with_columns(pl.lit(device, slow["device"].dtype).alias("device")) for device in (8, 7, 6)]
+    profile = Profile.build(
+        built.meta, ranges=built.ranges, launches=built.launches, kernels=pl.concat([built.kernels, *more])
+    )
+    said = {advice.rule: advice for advice in advise(attribute(profile))}
+    assert said["stragglers"].evidence.startswith("GPU 6 of process 1 is busy 2.00 times as long")
+
+
 def test_what_to_try_depends_on_the_device() -> None:
     """A V100 has no bfloat16 and no TF32, so it is told float16 with a scaler."""
     single = [(SINGLE, 900)]

@@ -118,6 +118,14 @@ def test_stalls_have_a_share_and_a_reason() -> None:
     assert (second["stall_share"], second["stall_reason"]) == (None, "memory_dependency")
 
 
+def test_stalls_that_are_as_frequent_have_one_order() -> None:
+    """The first by name is the reason, in every run."""
+    names = [f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio" for reason in "hgfedcba"]
+    rows = layer_counters(attribute(_profile(*((kernel, name, 2.0, "inst") for name in names for kernel in (0, 1)))))
+    assert rows is not None
+    assert _row(rows, layer="net.0")["stall_reason"] == "a"
+
+
 def test_table_has_counters_beside_times() -> None:
     """The rows of the table join both; what nobody counted is null, and no number."""
     rows = by_bottleneck(attribute(_profile((0, "DRAM Throughput", 33.0, "%"))))

@@ -206,6 +206,39 @@ def test_much_that_is_new_or_gone_is_another_program() -> None:
         assert [reason.kind for reason in comparability(one, two).reasons] == ["layers"]
 
 
+def test_names_that_take_as_long_have_one_order() -> None:
+    """The first by name is the example, in every run."""
+    names = "hgfedcba"
+    layers = [attribute(_layers(*((f"{side}{name}", 5000) for name in names))) for side in "xy"]
+    assert [reason.text for reason in comparability(*layers).reasons] == [
+        "layers only in A take 100% of its time, such as xa forward; layers only in B take 100% of its time, such as "
+        "ya forward"
+    ]
+    kernels = []
+    for side in "xy":
+        rows = Rows()
+        for number, name in enumerate(names):
+            rows.kernel(None, (10 * number, 10 * number + 5), name=f"{side}{name}")
+        kernels.append(attribute(rows.build()))
+    assert [reason.text for reason in comparability(*kernels).reasons] == [
+        "kernels only in A take 100% of its time, such as xa; kernels only in B take 100% of its time, such as ya"
+    ]
+
+
+def test_kernels_of_a_comparison_have_one_order() -> None:
+    """The list has the order of the rows, so that a page is the same in every run."""
+    names = [f"kernel{number}" for number in range(20)]
+    sides = []
+    for late in (0, 5):
+        rows = Rows()
+        for number, name in enumerate(names):
+            rows.kernel(None, (100 * number, 100 * number + 10 + number + late), name=name)
+        sides.append(attribute(rows.build()))
+    comparison = compare(*sides, by="kernel")
+    assert comparison.kernels == comparison.rows["name"].to_list()
+    assert sorted(comparison.kernels) == sorted(names)
+
+
 def test_without_steps_calls_count() -> None:
     """Times of whole runs can be compared if layers were called as often."""
     runs = []

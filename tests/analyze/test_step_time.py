@@ -108,6 +108,20 @@ def test_the_parts_of_a_step_on_a_cpu() -> None:
     ]  # fmt: skip
 
 
+def test_layers_of_selected_steps_keep_their_names() -> None:
+    """A layer that only steps before the selected ones have shifts no name."""
+    rows = Rows()
+    for step, name in enumerate(("first", "second", "third")):
+        at = 100 * step
+        rows.range(f"Batch {step} |step", at, at + 90).range("Forward Net |fwd", at + 10, at + 60)
+        rows.range(f"{name} Linear |fwd", at + 20, at + 50)
+    for steps, name in ((slice(0, 1), "first"), (slice(1, 2), "second"), (slice(2, 3), "third")):
+        one = attribute(rows.build(), steps=steps)
+        assert layers_of_parts(one, parts_of(one)).rows() == [
+            ("forward", name, "Linear", 30), ("forward", "", "Net", 20),
+        ]  # fmt: skip
+
+
 def test_without_steps_the_time_is_that_of_kernels() -> None:
     """Without steps it is the time from the first to the last kernel of a device: no loading of a model before it."""
     rows = Rows().range("something", 5, 70).work("copy", 6, 10, 15).work(GEMM, 6, 20, 50).work(GEMM, 60, 75, 80)

@@ -152,7 +152,7 @@ def stragglers(facts: Facts) -> Advice | None:
     times = rows["busy_ns"].sort().to_list()
     if not facts.on_device or len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
-    process, device, longest, wall = rows.sort("busy_ns", descending=True).row(0)
+    process, device, longest, wall = rows.sort("busy_ns", "process", "device", descending=[True, False, False]).row(0)
     if longest - median < 0.05 * wall:
         return None
     return Advice(
