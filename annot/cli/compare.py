@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-share",
         metavar="P",
         help="hide rows below P percent of the time of the longer run",
-        type=output.number_type("from 0 to 100", lambda part: 0 <= part <= 100, lambda t: float(t.removesuffix("%"))),
+        type=output.number_type("from 0 to 100", lambda value: 0 <= value <= 100, lambda t: float(t.removesuffix("%"))),
     )
     output.add_step_arguments(parser)
     output.add_output_arguments(parser, "html")
@@ -142,7 +142,7 @@ def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, 
     from annot.attribution.line_tree import by_line
     from annot.report.folds import with_groups
 
-    found: list[Folds] = []
+    folds: list[Folds] = []
     wrong: list[ValueError] = []
     for side in sides:
         lines = by_line(side)
@@ -152,10 +152,10 @@ def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, 
             wrong.append(error)
             rows = with_groups(lines, lines)
         layers = rows.drop_nulls("group").select("layer", "module", "group")
-        found.append({(layer, module): group for layer, module, group in layers.iter_rows()})
+        folds.append({(layer, module): group for layer, module, group in layers.iter_rows()})
     if len(wrong) == len(sides):
         raise wrong[0]
-    return found[0], found[1]
+    return folds[0], folds[1]
 
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:

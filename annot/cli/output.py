@@ -85,11 +85,11 @@ def settle_format(args: argparse.Namespace) -> None:
     """
     if args.format is None:
         name = args.output.name.lower() if args.output is not None else ""
-        known = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
-        found = next((form for ending, form in known.items() if name.endswith(ending)), None)
-        if found is None and (suffix := Path(name).suffix):
-            raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(known)}, or --format")
-        args.format = found or "table"
+        endings = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
+        chosen = next((form for ending, form in endings.items() if name.endswith(ending)), None)
+        if chosen is None and (suffix := Path(name).suffix):
+            raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(endings)}, or --format")
+        args.format = chosen or "table"
     if getattr(args, "open", False) and (args.format != "html" or args.output is None):
         raise UsageError("--open shows a page: use it with -o OUT.html")
     if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
@@ -164,7 +164,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
         return [as_parquet(report)]
     if form == "table":
         return [plain_text(show, _UNLIMITED).encode()]
-    return (part.encode() for part in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
+    return (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
 
 
 def number_type(
@@ -174,12 +174,12 @@ def number_type(
 
     def number(text: str) -> float:
         try:
-            found = parse(text)
+            value = parse(text)
         except ValueError:
-            found = math.nan
-        if not fits(found):
+            value = math.nan
+        if not fits(value):
             raise argparse.ArgumentTypeError(f"must be a number {must}, got {text!r}")
-        return found
+        return value
 
     return number
 

@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the N rows with the most time, the longest first; of layers, the most self time",
     )
     percent = output.number_type(
-        "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
+        "from 0 to 100", lambda value: 0 <= value <= 100, lambda text: float(text.removesuffix("%"))
     )
     parser.add_argument("--min-share", type=percent, metavar="P", help="hide rows below P percent of the total time")
     parser.add_argument(

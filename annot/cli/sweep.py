@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
-        for one in sweep.runs:
-            state = "  # finished" if finished(folder, one) else ""
-            print(f"{shlex.join(one.command)}{state}")
+        for sweep_run in sweep.runs:
+            state = "  # finished" if finished(folder, sweep_run) else ""
+            print(f"{shlex.join(sweep_run.command)}{state}")
         return 0
     with locked(folder), _terminable():
         table = table_of_runs(sweep, folder, _results(sweep, folder, retry=args.retry))
@@ -129,13 +129,13 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
     from annot.sweep.runs import finished, perform
 
     results = []
-    for number, one in enumerate(sweep.runs, 1):
-        result = finished(folder, one)
+    for number, sweep_run in enumerate(sweep.runs, 1):
+        result = finished(folder, sweep_run)
         if result is None or (retry and result.problem):
-            say(f"{number}/{len(sweep.runs)} {one.name}")
-            result = perform(folder, one, sweep)
+            say(f"{number}/{len(sweep.runs)} {sweep_run.name}")
+            result = perform(folder, sweep_run, sweep)
             if result.problem:
-                say(f"{one.name}: {result.problem}")
+                say(f"{sweep_run.name}: {result.problem}")
         results.append(result)
     return results
 

@@ -50,8 +50,8 @@ def phase_of(name: str) -> str:
     """
     words = " ".join(_WORDS.findall(name)).lower()
     inside = _FUNCTION.search(name)
-    found = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
-    return next(found, inside[1] if inside and "." in name else "other")
+    phases = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
+    return next(phases, inside[1] if inside and "." in name else "other")
 
 
 def name_of(text: str) -> str:

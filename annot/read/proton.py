@@ -100,7 +100,7 @@ def _decoded(data: bytes) -> tuple[list[_Node], list[dict[str, Any]]]:
             trees.append(decode(element, type=_Node))
         else:
             by_vendor = decode(element, type=dict[str, dict[str, dict[str, Any]]])
-            devices += [_device(vendor, *one) for vendor, rows in by_vendor.items() for one in rows.items()]
+            devices += [_device(vendor, *row) for vendor, rows in by_vendor.items() for row in rows.items()]
     return trees, devices
 
 
@@ -226,8 +226,8 @@ def _inside(node: _Node) -> Iterator[_Node]:
 
 def _leads_to_frame(node: _Node) -> bool:
     """Return whether a node is a Python frame around one other frame. Stacks of servers have dozens of such frames."""
-    frames = [node, *node.children]
-    return len(frames) == 2 and not node.is_kernel and all(_PYTHON_FRAME.fullmatch(one.frame.name) for one in frames)
+    names = [frame.frame.name for frame in (node, *node.children)]
+    return len(names) == 2 and not node.is_kernel and all(map(_PYTHON_FRAME.fullmatch, names))
 
 
 def _whole(node: _Node, metric: str) -> int:

@@ -139,8 +139,8 @@ class Database:
     def _last_row(self, table: str) -> int | None:
         """Return the approximate number of rows without reading them, or None for a table without rowids."""
         rowid = self._rowid(table)
-        found = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
-        return found if isinstance(found, int) else None
+        last = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
+        return last if isinstance(last, int) else None
 
     def _from_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
         native = tables()
@@ -262,8 +262,8 @@ def open_database(path: Path) -> Iterator[Database]:
             with adbc_driver_sqlite.connect(uri) as driver, adbc.AdbcConnection(driver) as bulk:
                 yield Database(path, plain, bulk)
     except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        found = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
-        raise AnnotError(f"{path} is a damaged SQLite file: {found}") from None
+        problem = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
+        raise AnnotError(f"{path} is a damaged SQLite file: {problem}") from None
 
 
 _JOURNALS: Final = {

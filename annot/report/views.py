@@ -181,7 +181,7 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
 
 def _grouped(view: View, *keys: str) -> Rows:
     """Return a function that combines the rows of a layer view by its keys."""
-    columns = [_REPLACED.get(one.name, one) for one in view.shown if one.name != "time_share"]
+    columns = [_REPLACED.get(column.name, column) for column in view.shown if column.name != "time_share"]
 
     def grouped(attribution: Attribution) -> pl.DataFrame:
         table = view.rows(attribution)
@@ -362,7 +362,7 @@ def views() -> Mapping[str, View]:
 def other_views() -> tuple[View, ...]:
     """Return the views of packages with an entry point ``annot.views``. An error in their rows is an `AnnotError`."""
     extensions = loaded("annot.views", View)
-    return tuple(replace(one.target, rows=partial(one.require, one.target.rows)) for one in extensions)
+    return tuple(replace(plugin.target, rows=partial(plugin.require, plugin.target.rows)) for plugin in extensions)
 
 
 def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:

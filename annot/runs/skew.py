@@ -46,10 +46,10 @@ def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, s
     if view.key not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
     name = "gpu_ns" if _on_gpu(attribution) else "host_ns"
-    part = view.rows(_only_collectives(attribution))
+    collectives = view.rows(_only_collectives(attribution))
     time = pl.col(name) if steps == 1 else pl.col(name) / steps
-    part = part.select(*view.keys, time.alias("collective_ns"))
-    return rows.join(part, on=list(view.keys), how="left", maintain_order="left")
+    collectives = collectives.select(*view.keys, time.alias("collective_ns"))
+    return rows.join(collectives, on=list(view.keys), how="left", maintain_order="left")
 
 
 def _only_collectives(attribution: Attribution) -> Attribution:
@@ -134,8 +134,8 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     Returns:
         rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.
     """
-    parts = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
-    rows = pl.concat(parts).sort("rank", "start", maintain_order=True)
+    tables = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
+    rows = pl.concat(tables).sort("rank", "start", maintain_order=True)
     same = ("operation", "group")
     one_device = (pl.col("device").n_unique().over("rank") == 1).alias("one_device")
     rows = rows.with_columns(one_device, number=pl.int_range(pl.len()).over("rank", *same))
@@ -143,8 +143,8 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
         pl.len().alias("count"), pl.col("ranks").max(), pl.col("one_device").all()
     )
     whole = (pl.len() > 1) & (pl.len() == pl.col("ranks").max().fill_null(pl.len())) & pl.col("one_device").all()
-    known = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
-    rows = rows.join(known.select(same), on=same, how="semi")
+    comparable = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
+    rows = rows.join(comparable.select(same), on=same, how="semi")
     ns = pl.col("end") - pl.col("start")
     rows = rows.with_columns(ns=ns, transfer_ns=ns.min().over(*same, "number")).filter(pl.col("calls") > 0)
     skew = (pl.col("ns") - pl.col("transfer_ns")).sum().alias("skew_ns")
@@ -177,13 +177,13 @@ def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
         ranks: number of ranks; median, min, max (ns); fastest and slowest: the rank with the minimum and the maximum,
         the lowest rank if several have it. None if all ranks are ignored.
     """
-    known = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
-    if not known:
+    ranked = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
+    if not ranked:
         return None
-    low, high, most = known[(len(known) - 1) // 2][0], known[len(known) // 2][0], known[-1][0]
+    low, high, most = ranked[(len(ranked) - 1) // 2][0], ranked[len(ranked) // 2][0], ranked[-1][0]
     return {
-        "ranks": len(known), "median": low + (high - low) // 2, "min": known[0][0], "max": most,
-        "fastest": known[0][1], "slowest": next(rank for ns, rank in known if ns == most),
+        "ranks": len(ranked), "median": low + (high - low) // 2, "min": ranked[0][0], "max": most,
+        "fastest": ranked[0][1], "slowest": next(rank for ns, rank in ranked if ns == most),
     }  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class Columns:
     @property
     def calls(self) -> pl.Series:
         """The unique calls of operators and messages of collectives, as texts of `annot.labels.tag`."""
-        return pl.Series("call", [text(*parts) for text, *parts in self._calls], dtype=pl.String)
+        return pl.Series("call", [text(*arguments) for text, *arguments in self._calls], dtype=pl.String)
 
     @property
     def grids(self) -> pl.Series:
@@ -207,7 +207,7 @@ class Columns:
         for event in events:
             (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
         counted, inputs = calls + messages, self._args(CALL_ARGS, calls) + self._args(MESSAGE_ARGS, messages)
-        texts = [one.call(event.name) for event, one in zip(counted, inputs, strict=True)]
+        texts = [values.call(event.name) for event, values in zip(counted, inputs, strict=True)]
         members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
         self._append("ranges", {
             **self._on_thread(members), **argument_columns(RANGE_ARGS, args),
@@ -220,12 +220,14 @@ class Columns:
         args = self._args(details, events)
         columns = argument_columns(details, args)
         if "kernel" in details.texts:
-            columns["kernel"] = _numbered(self._names, [text_of(one.kernel) for one in args])
+            columns["kernel"] = _numbered(self._names, [text_of(values.kernel) for values in args])
         if "grid" in details.texts:
-            sizes = [(bytes(one.grid), bytes(one.block)) for one in args]
+            sizes = [(bytes(values.grid), bytes(values.block)) for values in args]
             columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
         if "module" in details.texts:
-            columns["layer"] = _numbered(self._layers, [annotation_of(one) if one.node else None for one in args])
+            columns["layer"] = _numbered(
+                self._layers, [annotation_of(values) if values.node else None for values in args]
+            )
             self.annotated += columns["layer"].count()
         return columns
 
@@ -281,13 +283,13 @@ def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
 
 def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
     numbered = zip(rows, events, strict=True)
-    found = [
+    counters = [
         (row, name, float(value))
         for row, event in numbered
         for name, value in (decoded(event.args) or {}).items()
         if type(value) in (int, float)
     ]
-    return pl.DataFrame(found, _COUNTER, orient="row")
+    return pl.DataFrame(counters, _COUNTER, orient="row")
 
 
 class _Numbers(dict[Any, int]):

@@ -59,11 +59,11 @@ class Names:
     def with_names(self, rows: pl.DataFrame, kind: int, name: str, *outer: str) -> pl.DataFrame:
         """Replace the ids of domains or categories, which are unique inside the ids `outer`, by their names."""
         keys, number = [*outer, f"{name}_id"], pl.col(f"{name}_id")
-        known = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
-        known = known.unique(keys, keep="last", maintain_order=True)
+        named = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
+        named = named.unique(keys, keep="last", maintain_order=True)
         numbered = pl.format("{} {}", pl.lit(name), number)
         text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
-        names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text.cast(self._text))
+        names = rows.select(keys).unique().join(named, on=keys, how="left").with_columns(text.cast(self._text))
         return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 

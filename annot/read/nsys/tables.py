@@ -80,9 +80,9 @@ def check(path: Path, tables: Tables, kind: str) -> None:
     if not any(table == nvtx_events.TABLE or table.startswith(ACTIVITY) for table in tables.columns):
         if "StringIds" in tables.columns:
             raise AnnotError(f"{path} is a profile without NVTX ranges and without CUDA activity")
-        found = ", ".join(sorted(tables.columns)[:4]) or "no tables"
+        names = ", ".join(sorted(tables.columns)[:4]) or "no tables"
         raise AnnotError(
-            f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {found}."
+            f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {names}."
         )
     check_columns(path, tables.columns, _NEEDED)
 
@@ -122,7 +122,7 @@ class Export:
 
     def _event_blocks(self, *, full: bool) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Yield ranges and marks of each block."""
-        notes, found = self._counter("ranges"), False
+        notes, has_ranges = self._counter("ranges"), False
         self._annot_marks = AnnotMarks()
         with self._opened() as tables:
             names = nvtx_events.Names(tables, self._strings)
@@ -130,9 +130,9 @@ class Export:
                 ranges, marks = nvtx_events.as_ranges(events, notes), nvtx_events.as_marks(events)
                 self._annot_marks.add(marks)
                 self._seen.update(ranges["process"].unique())
-                found |= not ranges.is_empty()
+                has_ranges |= not ranges.is_empty()
                 yield ranges, marks
-        self._notes["none"] = Counter(() if found else _no_ranges(names.domains))
+        self._notes["none"] = Counter(() if has_ranges else _no_ranges(names.domains))
 
     @property
     def marks(self) -> pl.DataFrame:
@@ -155,12 +155,12 @@ class Export:
         """`Profile.meta`. It includes notes and ranks of the rows that were read so far."""
         noted = (note for table, notes in self._notes.items() if table != "none" for note in sentences(notes))
         notes = [*self._facts, *self._annot_marks.notes, *self._notes.get("none", ()), *noted]
-        known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
+        processes = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
         meta |= {"sources": self._annot_marks.sources} if self._annot_marks.sources else {}
         meta = with_machine(meta, self._annot_marks.machine)
-        meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
+        meta = with_cpus(meta | ({"processes": processes} if processes else {}), self._annot_marks.cpus)
         meta = with_loaders(meta, self._annot_marks.loaders)
         return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 

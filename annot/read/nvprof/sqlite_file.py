@@ -120,9 +120,9 @@ def _launches(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]
     }  # fmt: skip
     for table, names in _CALLS.items():
         for rows in _timed(database, table, integers, "API call", notes):
-            known = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
+            named = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
             numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
-            yield rows.with_columns(pl.coalesce(known, numbered).alias("name"))
+            yield rows.with_columns(pl.coalesce(named, numbered).alias("name"))
 
 
 def _timed(
@@ -130,8 +130,8 @@ def _timed(
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of an existing table with valid times. CUPTI sets both to 0 if it cannot collect them."""
     if _CUPTI + table in database.columns:
-        known = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
-        rows = database.scan(_CUPTI + table, integers, {}).with_columns(known.alias("start"))
+        start = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
+        rows = database.scan(_CUPTI + table, integers, {}).with_columns(start.alias("start"))
         yield with_times(rows, noun, notes)
 
 

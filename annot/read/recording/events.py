@@ -44,23 +44,23 @@ class Tally:
     threads: set[int] = field(default_factory=set)  # threads with events, as `global_tid`
 
 
-def read_events(part: Part, tally: Tally) -> Iterator[pl.DataFrame]:
+def read_events(process: Part, tally: Tally) -> Iterator[pl.DataFrame]:
     """Yield the ranges and marks of a process as `_as_table`, and add to the counts.
 
     The end is null for marks and for ranges without an end.
     """
     opened = pl.DataFrame(schema=_EVENT)
     halves: list[pl.DataFrame] = []
-    for sections in _batches(part.sections):
+    for sections in _batches(process.sections):
         opened, cut = _cut_at_gaps(opened, sections)
         if not cut.is_empty():
             tally.open_ranges += cut.height
             tally.lost_ends += cut.height
             yield _as_table(cut, PUSHED)
-        events = _decode(part.read(sections), sections)
+        events = _decode(process.read(sections), sections)
         if events.is_empty():
             continue
-        tally.threads.update(global_tid(part.pid, section.thread) for section in sections)
+        tally.threads.update(global_tid(process.pid, section.thread) for section in sections)
         tally.last_time = max([tally.last_time, *events["time"].top_k(1)])
         tally.unmatched_pops += events.filter(pl.col("kind") == Kind.STRAY_POP).height
         ranges, opened = _pair_pushes(opened, events, tally)
@@ -150,7 +150,7 @@ def _keyed(frame: pl.DataFrame, sections: list[Section]) -> pl.DataFrame:
     serials = pl.Series([section.serial for section in sections], dtype=pl.UInt64)
     step = pl.when(pl.col("kind") == Kind.PUSH).then(1).when(pl.col("kind") == Kind.POP).then(-1).otherwise(0)
     depth = step.cum_sum().over("section", "domain") - (pl.col("kind") == Kind.PUSH).cast(pl.Int32)
-    bases = [(i, domain, level) for i, one in enumerate(sections) for domain, (_, level) in one.levels.items()]
+    bases = [(i, domain, level) for i, section in enumerate(sections) for domain, (_, level) in section.levels.items()]
     if bases:
         schema = {"section": pl.UInt32, "domain": pl.Int64, "base": pl.Int64}
         table = pl.DataFrame(bases, schema=schema, orient="row")

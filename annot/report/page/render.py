@@ -42,7 +42,7 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
     script = "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
     style = _part("page.css")
     kind, text = _packed(data | {"columns": page_columns()})
-    parts = {
+    values = {
         "{{policy}}": _policy(script, style),
         "{{title}}": html.escape(title.encode("utf-8", "replace").decode()),  # UTF-8 has no lone surrogates
         "{{style}}": style,
@@ -51,10 +51,10 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         "{{data}}": text,
     }
     page = _part("page.html")
-    for mark, part in parts.items():  # the data comes last, so that placeholders in its texts stay
-        before, found, after = page.partition(mark)
-        assert found, mark
-        page = before + part + after
+    for mark, value in values.items():  # the data comes last, so that placeholders in its texts stay
+        before, separator, after = page.partition(mark)
+        assert separator, mark
+        page = before + value + after
     return page.encode()
 
 
