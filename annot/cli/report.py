@@ -337,7 +337,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
     run = _opened(args)
     try:
         if not isinstance(run, Run):
-            return _of_ranks(run, options, args.rank)
+            return _view_ranks(run, options, args.rank)
         return run.view(**options) if args.dask is None else _view_on(args.dask, run, options)
     except ValueError as error:
         raise AnnotError(str(error)) from None
@@ -351,7 +351,7 @@ def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
     return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
 
 
-def _of_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
+def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
     from annot.runs.gather import OneRankError
 
     try:

@@ -225,7 +225,7 @@ def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[
     pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
     while pending:
         siblings = pending.pop()
-        for node in _with_folds(siblings, inner, unfolds):
+        for node in _fold_siblings(siblings, inner, unfolds):
             repeats = len(node.lines) > 1  # a range of the program has the same name in each layer
             fold_paths.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
             pending.append(_Siblings(node.path, _merged(node, inner)))
@@ -308,7 +308,7 @@ def _moved(path: str, old: str, new: str) -> str:
     return new + path[len(old) :] if old and layer_path.is_within(path, old) else path
 
 
-def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
+def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
     """Return siblings with those that differ only in an index as one node; the pattern of most siblings wins."""
     patterns: dict[_Key, list[_Node]] = {}
     for node in siblings.nodes:

@@ -15,7 +15,7 @@ __all__ = ["parts_of_time", "peaks_text", "totals"]
 def totals(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each line."""
     meta = report.meta
-    per_step = _per_step(meta)
+    per_step = _step_suffix(meta)
     if meta["kernels"] or meta["copies"]:
         yield f"GPU{per_step}", _device_line(meta)
     yield f"Host{per_step if meta['host_ns'] is not None else ''}", _host_line(meta)
@@ -69,7 +69,7 @@ def _device_line(meta: dict[str, Any]) -> str:
     return f"{duration(whole)} = {texts[0]} + {texts[1]}{more}"
 
 
-def _per_step(meta: dict[str, Any]) -> str:
+def _step_suffix(meta: dict[str, Any]) -> str:
     if "per_step" not in meta:
         return ""
     steps = meta["per_step"]
@@ -83,7 +83,7 @@ def _host_line(meta: dict[str, Any]) -> str:
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"
-    return f"{duration(times)} in {ranges}{_of_processes(meta)}{_overlaps(meta)}"
+    return f"{duration(times)} in {ranges}{_process_suffix(meta)}{_overlaps(meta)}"
 
 
 def _overlaps(meta: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def _overlaps(meta: dict[str, Any]) -> str:
     return f". Some ranges overlap: the {what} takes {wall}, and shares are of {whole}, the sum of the rows"
 
 
-def _of_processes(meta: dict[str, Any]) -> str:
+def _process_suffix(meta: dict[str, Any]) -> str:
     """The processes over which the host time is a sum, and the time of those that load data, which steps lack."""
     several = f", the sum over {meta['processes']:,} processes" if meta["processes"] > 1 else ""
     workers = meta["workers"]

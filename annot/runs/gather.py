@@ -253,7 +253,7 @@ class Ranks(Frames):
     def _frame(self, by: str) -> pl.DataFrame:
         """Return the rows of a view of all ranks, sums, with the column `rank`."""
         tables = _tables(self._read(find_view(by), total=True))
-        return _with_rank({number: table.report.rows.drop("collective_ns") for number, table in tables.items()})
+        return _concat_ranks({number: table.report.rows.drop("collective_ns") for number, table in tables.items()})
 
     def _compared(self, view: View, total: bool) -> ShownRanks:
         ranks = self._read(view, total)
@@ -288,7 +288,7 @@ def _tables(ranks: Sequence[_Rank]) -> dict[int, RankTable]:
     return {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
 
 
-def _with_rank(rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
+def _concat_ranks(rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     """Return the rows of all ranks, with the rank in the first column."""
     tables = [table.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, table in rows.items()]
     return pl.concat(tables, how="diagonal_relaxed")
@@ -356,15 +356,17 @@ def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) ->
     reports = {number: table.report for number, table in tables.items()}
     device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
     time = _time(view.key, device=device)
-    rows = _with_rank({number: report.rows for number, report in reports.items()}).with_columns(work_ns=work_time(time))
+    rows = _concat_ranks({number: report.rows for number, report in reports.items()}).with_columns(
+        work_ns=work_time(time)
+    )
     across = across_ranks(rows, view.keys)
     if view.key == _COMMUNICATION:
-        rows, across = _with_skew(rows, across, tables)
+        rows, across = _add_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
     return ShownRanks(view, time, rows, across, reports, _meta(ranks, tables))
 
 
-def _with_skew(
+def _add_skew(
     rows: pl.DataFrame, across: pl.DataFrame, tables: Mapping[int, RankTable]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Add skew_ns and transfer_ns to the rows of each rank, and the columns of `arrivals` to the layers."""
@@ -409,7 +411,7 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
         "steps": max(meta["steps"] for meta in metas.values()),
         "profiles": len(sources),
         "failed": len(failed),
-        "ranks": [_of_rank(rank) for rank in ranks],
+        "ranks": [_rank_facts(rank) for rank in ranks],
         "across": across | {"step_ns": spread_of(step_times)},
         "cut": _cut({number: meta["cut"] for number, meta in metas.items() if meta["cut"]}),
         "notes": _notes(ranks),
@@ -423,7 +425,7 @@ def _cut(sentences: Mapping[int, str]) -> str:
     return next((f"Rank {rank}{more}: {sentence}" for rank, sentence in sentences.items()), "")
 
 
-def _of_rank(rank: _Rank) -> dict[str, Any]:
+def _rank_facts(rank: _Rank) -> dict[str, Any]:
     if isinstance(rank.result, Failure):
         nulls = dict.fromkeys(_OF_RANK)
         return {"rank": rank.number, **nulls, "source": rank.source, "error": rank.result.reason}

@@ -69,7 +69,7 @@ def rank_numbers(paths: Sequence[str]) -> list[int]:
         >>> rank_numbers(["n1_7.sqlite", "n1_9.sqlite"]), rank_numbers(["a.sqlite", "b.sqlite"])
         ([7, 9], [0, 1])
     """
-    for numbers in (_after_rank(paths), _only_difference(paths)):
+    for numbers in (_numbers_after_rank(paths), _only_difference(paths)):
         if len(set(numbers)) == len(paths):
             return numbers
     return list(range(len(paths)))
@@ -113,13 +113,13 @@ def _copy(path: str, source: IO[bytes], copy: Path) -> None:
 
 def _local(pattern: str) -> list[str]:
     if Path(pattern).is_dir():
-        return _in_folder(Path(pattern)) or [pattern]
+        return _folder_profiles(Path(pattern)) or [pattern]
     if Path(pattern).exists() or not glob.has_magic(pattern):
         return [pattern]
     return glob.glob(pattern, recursive=True)
 
 
-def _in_folder(folder: Path) -> list[str]:
+def _folder_profiles(folder: Path) -> list[str]:
     """Return the profiles in a folder that is not a profile itself.
 
     A report beside its export, and captures of graphs beside other profiles, are left out.
@@ -182,7 +182,7 @@ def _natural(path: str) -> list[tuple[int, int, str]]:
     return [(1, int(token), token) if index % 2 else (0, 0, token) for index, token in tokens]
 
 
-def _after_rank(paths: Sequence[str]) -> list[int]:
+def _numbers_after_rank(paths: Sequence[str]) -> list[int]:
     matches = [_RANK.findall(path) for path in paths]
     return [int(numbers[-1]) for numbers in matches if numbers] if all(matches) else []
 

@@ -28,7 +28,7 @@ def collective_time(attribution: Attribution) -> tuple[int, int]:
 
     They are the communication kernels (NCCL, RCCL), or in a profile without GPU activity the ranges of collectives.
     """
-    if _on_gpu(attribution):
+    if _has_gpu_activity(attribution):
         kernels = attribution.names.filter(_is_collective())
         return int(kernels["gpu_ns"].sum()), int(kernels["calls"].sum())
     ranges = attribution.nodes.filter(_waits(attribution))
@@ -45,7 +45,7 @@ def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, s
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
     if view.key not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
-    name = "gpu_ns" if _on_gpu(attribution) else "host_ns"
+    name = "gpu_ns" if _has_gpu_activity(attribution) else "host_ns"
     collectives = view.rows(_only_collectives(attribution))
     time = pl.col(name) if steps == 1 else pl.col(name) / steps
     collectives = collectives.select(*view.keys, time.alias("collective_ns"))
@@ -54,7 +54,7 @@ def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, s
 
 def _only_collectives(attribution: Attribution) -> Attribution:
     """Return the attribution without the times outside collectives."""
-    if not _on_gpu(attribution):
+    if not _has_gpu_activity(attribution):
         own = pl.when(_waits(attribution)).then("host_self_ns").otherwise(0)
         nodes = attribution.nodes.with_columns(host_self_ns=own, host_overlap_ns=pl.lit(0, pl.Int64))
         forest = replace(attribution.forest, crossing=attribution.forest.crossing.clear())
@@ -68,7 +68,7 @@ def _only_collectives(attribution: Attribution) -> Attribution:
     return replace(attribution, nodes=nodes, crossing_gpu_ns=zeros)
 
 
-def _on_gpu(attribution: Attribution) -> bool:
+def _has_gpu_activity(attribution: Attribution) -> bool:
     return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum()).item())
 
 

@@ -164,7 +164,7 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
     weights = pl.when(pl.col("phase") == "forward").then("params")
     sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
     runs = (
-        _with_unknown(table.filter(pl.col("step_ns").is_not_null()))
+        _mark_unknown(table.filter(pl.col("step_ns").is_not_null()))
         .group_by("run", *parameters, maintain_order=True)
         .agg(
             pl.col("steps", "step_ns", "step_gpu_ns").first(),
@@ -176,7 +176,7 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
     return runs.with_columns(pl.col("flops", "bytes") / pl.col("steps"), items.alias("items_per_s"))
 
 
-def _with_unknown(table: pl.DataFrame) -> pl.DataFrame:
+def _mark_unknown(table: pl.DataFrame) -> pl.DataFrame:
     """Add unknown: whether a row is an innermost layer with unknown work; true for all rows of a run without work."""
     layers = table.select("run", "layer").unique().group_by("run").agg("layer")
     inside = [_innermost(names) for names in layers["layer"].to_list()]

@@ -123,7 +123,7 @@ class Columns:
 
         After an `InexactTimesError`, read the file again with an exact `TraceFile`.
         """
-        spans, flows, open_ends = _by_category(events)
+        spans, flows, open_ends = _split_by_category(events)
         self.incomplete += open_ends
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
@@ -210,7 +210,7 @@ class Columns:
         texts = [values.call(event.name) for event, values in zip(counted, inputs, strict=True)]
         members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
         self._append("ranges", {
-            **self._on_thread(members), **argument_columns(RANGE_ARGS, args),
+            **self._span_and_thread(members), **argument_columns(RANGE_ARGS, args),
             "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
             "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
         })  # fmt: skip
@@ -240,9 +240,9 @@ class Columns:
             return [args for args, _ in each]
 
     def _thread_span(self, events: Sequence[Event], details: Details) -> dict[str, pl.Series]:
-        return {**self._on_thread(events), **self._details(details, events)}
+        return {**self._span_and_thread(events), **self._details(details, events)}
 
-    def _on_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
+    def _span_and_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
         return {**self._span(events), "thread": self._threads_of(events)}
 
     def _span(self, events: Sequence[Event]) -> dict[str, pl.Series]:
@@ -258,7 +258,7 @@ class Columns:
         return pl.Series([threads[event.pid][event.tid] for event in events], dtype=pl.Int64)
 
 
-def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
+def _split_by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
     """Return the spans by category, both ends of the arrows from forward to backward, and the number of "B" events.
 
     Begin and end events ("B" and "E") are not supported.

@@ -85,12 +85,12 @@ def _read(path: Path, exact: bool) -> Profile:
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
     launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
-    launches = _with_grids(_listed(launches, base, names), grids, names["text"])
-    operations = _with_base(columns.table("ranges"), base)
+    launches = _resolve_texts(_listed(launches, base, names), grids, names["text"])
+    operations = _shift_to_clock(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
     kernels, copies = (_listed(table, base, names) for table in activities)
-    kernels = origins(processes.assign(_with_grids(kernels, grids)))
+    kernels = origins(processes.assign(_resolve_texts(kernels, grids)))
     copies = origins(processes.assign(copies))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
@@ -139,7 +139,7 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
     )
 
 
-def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
+def _shift_to_clock(spans: pl.DataFrame, base: int) -> pl.DataFrame:
     """Return spans on the clock of the profile, with their processes."""
     columns = [pl.col("start", "end") + base]
     if "thread" in spans.columns:
@@ -149,11 +149,11 @@ def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
 
 def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
     """Return spans on the clock of the profile, in the order of their start, with their names."""
-    timed = _with_base(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
+    timed = _shift_to_clock(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
     return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
 
 
-def _with_grids(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
+def _resolve_texts(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
     """Replace the indices in `grid`, and with `names` in `kernel`, by their texts. Drop columns that are null."""
     texts = {"grid": grids} if names is None else {"grid": grids, "kernel": names}
     columns = [text.gather(spans[name]).alias(name) for name, text in texts.items() if spans[name].count()]

@@ -75,7 +75,7 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
     If all ranks are equal, the profile itself gets them too.
     """
-    facts = _with_facts(
+    facts = _add_process_facts(
         meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()}
     )
     different = set(ranks.values())
@@ -91,15 +91,15 @@ def with_machine(meta: dict[str, Any], machine: Mapping[str, str]) -> dict[str, 
 
 def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_cpu` as ``cpu`` of processes."""
-    return _with_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
+    return _add_process_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
 
 
 def with_loaders(meta: dict[str, Any], loaders: Mapping[int, list[dict[str, int]]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_loader` as ``loaders``."""
-    return _with_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
+    return _add_process_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
 
 
-def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _add_process_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     if not facts:
         return meta
     processes = {process["process"]: process for process in meta.get("processes", ())}

@@ -222,7 +222,7 @@ class Export:
         for rows in fetch_blocks(tables, table, _GPU_COLUMNS | more):
             rows = with_times(rows, noun, notes).with_columns(process_of("pid"))
             if rows["process"].null_count():
-                rows = self._with_process(rows, notes)
+                rows = self._fill_process(rows, notes)
             rows = with_origins(rows, self._origins)
             lost = ((rows["node"] != 0) & rows["origin_start"].is_null()).sum()
             if lost:
@@ -230,7 +230,7 @@ class Export:
             self._seen.update(rows["process"].unique())
             yield rows
 
-    def _with_process(self, rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    def _fill_process(self, rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
         """Fill missing process ids if a single process launched all GPU activities."""
         if len(self._launching) == 1:
             return rows.with_columns(pl.col("process").fill_null(self._launching[0]))
@@ -349,7 +349,7 @@ def read_origins(tables: Tables) -> pl.DataFrame:
         return pl.DataFrame(schema=dict.fromkeys([*_KEY, *_ORIGIN], pl.Int64))
     rows = fetch(tables, table, _NODE_COLUMNS).filter(pl.col("class").ne_missing(_SET_PARAMETERS))
     original = pl.when(pl.col("original") != 0).then(pl.col("original")).alias("original")
-    return _with_captures(rows.with_columns(process_of("origin_thread"), original).drop_nulls(_KEY))
+    return _follow_captures(rows.with_columns(process_of("origin_thread"), original).drop_nulls(_KEY))
 
 
 def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFrame:
@@ -362,7 +362,7 @@ def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFram
     return activities.join(origins, on=_KEY, how="left", maintain_order="left")
 
 
-def _with_captures(rows: pl.DataFrame) -> pl.DataFrame:
+def _follow_captures(rows: pl.DataFrame) -> pl.DataFrame:
     """Follow each node to its captured original."""
     nodes = _unique_nodes(rows).with_row_index("row")
     originals = nodes.select("process", pl.col("node").alias("original"), pl.col("row").alias("target"))

@@ -92,11 +92,11 @@ def read(path: Path) -> Profile:
         notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
         return Profile.build(
             {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
-            ranges=pick(_with_data(database, _ranges(markers)), RANGES),
+            ranges=pick(_add_color_and_category(database, _ranges(markers)), RANGES),
             marks=pick(markers.filter(pl.col("flags") & _INSTANT != 0), MARKS),
             launches=launches,
-            kernels=_with_process(kernels, launches),
-            copies=_with_process(copies, launches),
+            kernels=_fill_process(kernels, launches),
+            copies=_fill_process(copies, launches),
         )
 
 
@@ -163,7 +163,7 @@ def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
         yield rows.with_columns(kind=pl.lit("memset"))
 
 
-def _with_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+def _fill_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Add the only process of the file, or the process of the launch if its correlation id is unique."""
     processes = launches["process"].unique()
     if processes.len() < 2:
@@ -219,7 +219,7 @@ def _ranges(markers: pl.DataFrame) -> pl.DataFrame:
     return ranges.with_row_index("id").with_columns(pl.col("id").cast(pl.Int64), other.alias("end_thread"))
 
 
-def _with_data(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
+def _add_color_and_category(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
     """Add color and category."""
     table = _CUPTI + "MARKER_DATA"
     if not {"flags", "id", "color", "category"} <= database.columns.get(table, frozenset()):

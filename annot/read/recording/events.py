@@ -130,10 +130,10 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
         payload=pl.when(extra).then("next").otherwise("w3"),
     )  # fmt: skip
     frame = frame.filter(pl.col("time") <= MAX_TIME)
-    return _keyed(_with_inline(frame, data), sections)
+    return _keyed(_add_inline_texts(frame, data), sections)
 
 
-def _with_inline(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
+def _add_inline_texts(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
     """Add unregistered texts, which follow their event in the file."""
     with_text = frame.filter(pl.col("flags") & _HAS_TEXT != 0, pl.col("kind") != Kind.END)
     if with_text.is_empty():

@@ -85,7 +85,7 @@ def read(path: Path) -> Profile:
     [path] = captures
     space = _parsed(path)
     try:
-        with _without_collection():
+        with _disable_collection():
             return _profile(path, space)
     except OverflowError as error:
         raise AnnotError(f"{path} cannot be read: {error}") from None
@@ -97,7 +97,7 @@ def _captures(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def _disable_collection() -> Iterator[None]:
     """Disable garbage collection. It takes half of the time, and the millions of new objects have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
@@ -231,7 +231,7 @@ def _add_origins(
     Each stream gets a new thread. On this thread, the activities replace the launches. Overlapping activities end where
     the next one begins. If the host has no training steps, the steps of the devices are added too.
     """
-    streams = _without_origin(activities, frozenset(host.launches["correlation"]), operations, scopes)
+    streams = _unlaunched_rows(activities, frozenset(host.launches["correlation"]), operations, scopes)
     threads: list[int | None] = [None] * len(activities.start)
     starts: list[int | None] = [None] * len(activities.start)
     named = [kind.operation or kind.name for kind in activities.kinds]
@@ -252,7 +252,7 @@ def _add_origins(
     return threads, starts
 
 
-def _without_origin(
+def _unlaunched_rows(
     activities: Activities, launches: frozenset[int], operations: Mapping[int, str], scopes: Scopes
 ) -> list[list[int]]:
     """Return the rows of activities whose launch does not lead to their operation, for each stream."""

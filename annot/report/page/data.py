@@ -146,8 +146,8 @@ def run_data(
     return {
         "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(_in_words(rows, units)), **lines, "charts": charts,
-        "roofline_folds": _columns(_in_words(folded, units)),
+        "rows": _columns(_name_precisions(rows, units)), **lines, "charts": charts,
+        "roofline_folds": _columns(_name_precisions(folded, units)),
         "shares": part_names(attribution), "peaks": _peaks_in_words(peaks, units), **made,
     }  # fmt: skip
 
@@ -166,7 +166,7 @@ def _views(
         "names": lambda: _names(shown, rows, steps),
         "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
-        "classes": lambda: _columns(_per_step(by_class(shown), steps)),
+        "classes": lambda: _columns(_step_means(by_class(shown), steps)),
         "more": lambda: [table for view in tables if (table := _table(view, shown, steps))],
     }
     made: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def _views(
     return made
 
 
-def _in_words(rows: pl.DataFrame, units: str) -> pl.DataFrame:
+def _name_precisions(rows: pl.DataFrame, units: str) -> pl.DataFrame:
     """Rows with the words for precisions that the terminal shows too."""
     words = {name: precision_words(name, units) for name in rows["precision"].drop_nulls().unique()}
     return rows.with_columns(pl.col("precision").replace(words))
@@ -199,7 +199,7 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _rows(attribution: Attribution, details: pl.DataFrame, steps: int) -> pl.DataFrame:
     """The rows of the lines, per step, with the other columns of the rows by layer. Rows of several lines repeat."""
-    lines = _per_step(by_line(attribution), steps).drop("gpu_busy_ns")
+    lines = _step_means(by_line(attribution), steps).drop("gpu_busy_ns")
     others = details.drop(name for name in lines.columns if name in details.columns and name not in KEY)
     others = others.rename({"phase": "own"})
     return lines.join(others, on=["layer", "module", "own"], how="left", maintain_order="left")
@@ -268,7 +268,7 @@ def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     return numbered.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
 
 
-def _per_step(table: pl.DataFrame, steps: int) -> pl.DataFrame:
+def _step_means(table: pl.DataFrame, steps: int) -> pl.DataFrame:
     return table if steps == 1 else per_step(table, COLUMNS.values(), steps)
 
 
@@ -278,7 +278,7 @@ def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str
     activities = activities.hstack(rows_of_nodes(attribution)[activities["node"]])
     by_name = activities.group_by("line", "phase", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum())
     sums = with_classes(by_name)
-    table = _numbered(_per_step(sums, steps), rows).sort("gpu_ns", "row", "name", descending=[True, False, False])
+    table = _numbered(_step_means(sums, steps), rows).sort("gpu_ns", "row", "name", descending=[True, False, False])
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
@@ -358,7 +358,7 @@ def _drawing(chart: Chart) -> dict[str, Any]:
 
 
 def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
-    table = _per_step(by_kernel(attribution), steps)
+    table = _step_means(by_kernel(attribution), steps)
     rows = with_short_names(with_classes(table.head(_KERNELS)), attribution)
     return {"total": table.height, **_columns(rows)}
 

@@ -39,8 +39,8 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         True
     """
     # All scripts are in one function: they share a scope and add nothing to the global scope.
-    script = "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
-    style = _part("page.css")
+    script = "".join(("(() => {\n'use strict';\n", *map(_asset, _SCRIPTS), "start();\n})();\n"))
+    style = _asset("page.css")
     kind, text = _packed(data | {"columns": page_columns()})
     values = {
         "{{policy}}": _policy(script, style),
@@ -50,7 +50,7 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         "{{script}}": script,
         "{{data}}": text,
     }
-    page = _part("page.html")
+    page = _asset("page.html")
     for mark, value in values.items():  # the data comes last, so that placeholders in its texts stay
         before, separator, after = page.partition(mark)
         assert separator, mark
@@ -59,7 +59,7 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
 
 
 @cache
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return (files("annot.report.page") / name).read_text(encoding="utf-8")
 
 

@@ -161,10 +161,10 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _above_roof(report.rows))
+    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _roof_remark(report.rows))
 
 
-def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
+def _roof_remark(rows: pl.DataFrame) -> list[RenderableType]:
     """The line below a table with shares of the roof above 100%: bytes count once, wherever they come from."""
     if "roof_share" not in rows.columns or not (rows["roof_share"] > 1).any():
         return []
