@@ -30,9 +30,12 @@ COMMANDS: Final = {
 }
 """Commands with a line of help."""
 _OPTIONAL: Final = {
-    "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+    "polars": "polars",
+    "rich": "rich",
+    "msgspec": "msgspec",
+    "adbc_driver_sqlite": "adbc-driver-sqlite",
     "shtab": "'annot[completion]'",
-}  # fmt: skip
+}
 """Modules that only some commands need, and their packages."""
 _EXAMPLES: Final = """\
 examples:

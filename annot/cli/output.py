@@ -64,18 +64,20 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="label of the ranges that mark steps, # matches any number; default: detected",
     )
     parser.add_argument(
-        "--step-kind", metavar="KIND",
+        "--step-kind",
+        metavar="KIND",
         help="use only steps of this kind, in a profile of a serving engine: prefill, decode, mixed, ...; default: the "
         "most frequent kind, and all kinds with --total",
-    )  # fmt: skip
+    )
 
 
 def add_peaks_argument(parser: argparse._ActionsContainer) -> None:
     """Add the option for the peaks of another machine."""
     parser.add_argument(
-        "--peaks", metavar="FILE",
+        "--peaks",
+        metavar="FILE",
         help="peaks of the device: a file of annot calibrate; default: measured on this machine, else the data sheet",
-    )  # fmt: skip
+    )
 
 
 def settle_format(args: argparse.Namespace) -> None:

@@ -66,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the sweep")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT",
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT",
         help="output folder; default: the name of CONFIG with the suffix .sweep, in the current folder",
-    )  # fmt: skip
+    )
     parser.add_argument("--collector", choices=COLLECTORS, help="collector of annot run; default: from CONFIG")
     parser.add_argument("--retry", action="store_true", help="repeat failed runs")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")

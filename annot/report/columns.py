@@ -259,9 +259,12 @@ _BUSY: Final = "gpu_busy_ns"
 _TIME: Final = ("time_ns", "gpu_self_ns", "host_self_ns")
 """The time of a row: the first of these columns that is not 0."""
 _RATES: Final = {
-    "flops_per_s": ("flops", "", 1e9), "bytes_per_s": ("bytes", "", 1e9), "intensity": ("flops", "bytes", 1.0),
-    "ratio": ("flops_measured", "flops", 1.0), "tc_share": ("tc_ns", "gpu_self_ns", 1.0),
-}  # fmt: skip
+    "flops_per_s": ("flops", "", 1e9),
+    "bytes_per_s": ("bytes", "", 1e9),
+    "intensity": ("flops", "bytes", 1.0),
+    "ratio": ("flops_measured", "flops", 1.0),
+    "tc_share": ("tc_ns", "gpu_self_ns", 1.0),
+}
 """Numerator, denominator (empty: the time) and factor of each rate."""
 
 
@@ -271,9 +274,10 @@ def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.Da
     Rows of one batch size cover only the steps of that size, whose number is in `batch_steps`.
     """
     sums = [
-        column.name for column in columns
+        column.name
+        for column in columns
         if column.combined in ("sum", "inclusive") and column.unit != "share" and column.name in rows.columns
-    ]  # fmt: skip
+    ]
     covered = pl.col("batch_steps").fill_null(steps) if "batch_steps" in rows.columns else pl.lit(steps)
     return rows.with_columns(pl.col(sums) / covered)
 

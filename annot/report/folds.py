@@ -83,10 +83,8 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
     groups = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
     _check(expand, lines, groups)
     shown = {
-        member.number: number
-        for number, line in enumerate(_folded(lines, groups))
-        for member in line.members or [line]
-    }  # fmt: skip
+        member.number: number for number, line in enumerate(_folded(lines, groups)) for member in line.members or [line]
+    }
     records = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
     schema = {"line": pl.Int64, "layer": pl.String, "module": pl.String, "group": pl.String, "shown": pl.Int64}
     table = pl.DataFrame(records, schema=schema, orient="row")
@@ -122,9 +120,10 @@ def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
     is_fold, module = pl.col("group").is_not_null(), pl.col("module").str.replace(f"^{COMPILED}.*", COMPILED)
     keys = [name for name in ("layer", "module", "phase", "batch", "batch_steps") if name in rows.columns]
     table = rows.with_columns(
-        layer=pl.coalesce("group", "layer"), module=pl.when(is_fold).then(module).otherwise("module"),
+        layer=pl.coalesce("group", "layer"),
+        module=pl.when(is_fold).then(module).otherwise("module"),
         folded=pl.when(is_fold).then("layer"),
-    ).with_row_index(_PLACE)  # fmt: skip
+    ).with_row_index(_PLACE)
     members = table.filter(is_fold)
     folds = combined(members, keys, columns, beside=True)
     counts = members.group_by(keys).agg(pl.col(_PLACE).min(), pl.col("folded").n_unique().cast(pl.Int64))

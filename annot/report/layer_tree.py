@@ -150,9 +150,10 @@ def lines_at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
         depth: number of levels to keep below the outermost layers; 0 keeps these, and the steps and ranges around them.
     """
     own = [
-        pl.col(name).sum() for name, column in COLUMNS.items()
+        pl.col(name).sum()
+        for name, column in COLUMNS.items()
         if column.combined == "sum" and name in rows.columns and name not in _OF_CALLS
-    ]  # fmt: skip
+    ]
     owners = _owners(rows, depth)
     owner = rows["line"].replace_strict(owners, return_dtype=pl.Int64)
     sums = rows.with_columns(line=owner).group_by("line", "phase").agg(own)

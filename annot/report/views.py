@@ -21,9 +21,7 @@ from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
 
-__all__ = [
-    "COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
-]  # fmt: skip
+__all__ = ["COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views"]
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")

@@ -110,7 +110,7 @@ def _run_in_processes(task: Callable[[str], _Result], paths: Sequence[str], work
 
 def _pooled(
     task: Callable[[str], _Result], paths: Sequence[str], workers: int
-) -> Iterator[tuple[str, _Result | Failure]]:  # fmt: skip
+) -> Iterator[tuple[str, _Result | Failure]]:
     """Yield results; files without a result after a worker died are left out."""
     threads = max(1, _cpus() // workers)
     spawn = multiprocessing.get_context("spawn")  # polars can deadlock after a fork (its user guide, multiprocessing)
@@ -150,7 +150,7 @@ def _start_worker(threads: int) -> None:
 
 def _run_on_dask(
     task: Callable[[str], _Result], paths: Sequence[str], address: str, workers: int
-) -> Iterator[_Result | Failure]:  # fmt: skip
+) -> Iterator[_Result | Failure]:
     with _client(address, workers) as client:
         futures = [client.submit(_attempt, task, path, pure=False) for path in paths]
         for path, future in zip(paths, futures, strict=True):

@@ -15,9 +15,7 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_chains import KEY
 from annot.report.views import View
 
-__all__ = [
-    "across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time",
-]  # fmt: skip
+__all__ = ["across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time"]
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
@@ -151,9 +149,7 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     return rows.group_by("rank", *KEY).agg(skew, pl.col("transfer_ns").sum())
 
 
-_SEQUENCE: Final = (
-    "device", "start", "end", "calls", *KEY, "operation", pl.col("group").fill_null(""), "ranks",
-)  # fmt: skip
+_SEQUENCE: Final = ("device", "start", "end", "calls", *KEY, "operation", pl.col("group").fill_null(""), "ranks")
 
 
 def arrivals(rows: pl.DataFrame) -> pl.DataFrame:
@@ -165,9 +161,10 @@ def arrivals(rows: pl.DataFrame) -> pl.DataFrame:
     """
     least = pl.col("rank").filter(pl.col("skew_ns") == pl.col("skew_ns").min()).min()
     return rows.group_by(KEY).agg(
-        _median("skew_ns").alias("skew_median_ns"), _median("transfer_ns").alias("transfer_median_ns"),
+        _median("skew_ns").alias("skew_median_ns"),
+        _median("transfer_ns").alias("transfer_median_ns"),
         late=pl.when(pl.col("skew_ns").max() > pl.col("skew_ns").min()).then(least),
-    )  # fmt: skip
+    )
 
 
 def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:

@@ -65,9 +65,10 @@ _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
 _LAUNCH: Final = {**_THREAD, "correlation": pl.Int64, "external": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32}
 _ACTIVITY: Final = {
-    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
+    **_SPAN,
+    **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
     **dict.fromkeys(("grid", "layer"), pl.Int32),
-}  # fmt: skip
+}
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {
         **_THREAD,
@@ -128,12 +129,15 @@ class Columns:
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
         if flows:
-            self._append("flows", {
-                "start": microseconds([event.ts for event in flows]),
-                "thread": self._threads_of(flows),
-                "flow": integers([self._flows[event.id] for event in flows]),
-                "begins": [event.ph == "s" for event in flows],
-            })  # fmt: skip
+            self._append(
+                "flows",
+                {
+                    "start": microseconds([event.ts for event in flows]),
+                    "thread": self._threads_of(flows),
+                    "flow": integers([self._flows[event.id] for event in flows]),
+                    "begins": [event.ph == "s" for event in flows],
+                },
+            )
 
     @property
     def names(self) -> pl.Series:

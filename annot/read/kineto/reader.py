@@ -196,9 +196,12 @@ def _ranges(
         (pl.col("kind") == ANNOTATION) | pl.col("from_annot") | ((pl.col("kind") == MIXED) & pl.col("annotation_name"))
     )
     operations = operations.hstack(categories).select(
-        *_COMPACT, "process", *_OF_OPERATIONS, annotation=annotation,
+        *_COMPACT,
+        "process",
+        *_OF_OPERATIONS,
+        annotation=annotation,
         backward=pl.col("backward") | (pl.col("forward") > 0).fill_null(False),
-    )  # fmt: skip
+    )
     annotations = operations.filter("annotation").select(*_COMPACT, role=_role("annotation"))
     operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
     role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))

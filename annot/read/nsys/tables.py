@@ -218,7 +218,7 @@ class Export:
 
     def _activities(
         self, tables: Tables, table: str, noun: str, notes: Counter[str], **more: str
-    ) -> Iterator[pl.DataFrame]:  # fmt: skip
+    ) -> Iterator[pl.DataFrame]:
         for rows in fetch_blocks(tables, table, _GPU_COLUMNS | more):
             rows = with_times(rows, noun, notes).with_columns(process_of("pid"))
             if rows["process"].null_count():
@@ -330,9 +330,12 @@ def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
 _NODE_TABLES: Final = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")
 _NODE_NEEDED: Final = frozenset({"start", "globalTid", "graphNodeId", "originalGraphNodeId"})
 _NODE_COLUMNS: Final = {
-    "origin_start": "start", "origin_thread": "globalTid", "node": "graphNodeId",
-    "original": "originalGraphNodeId", "class": "eventClass",
-}  # fmt: skip
+    "origin_start": "start",
+    "origin_thread": "globalTid",
+    "node": "graphNodeId",
+    "original": "originalGraphNodeId",
+    "class": "eventClass",
+}
 _SET_PARAMETERS: Final = 111  # eventClass of a change to an existing node (2026); the other classes create a node
 _KEY: Final = ("process", "node")
 _ORIGIN: Final = ("origin_thread", "origin_start")

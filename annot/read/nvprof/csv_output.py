@@ -217,7 +217,7 @@ class _Tables:
 
     def _untimed(
         self, process: int, device: str, name: str, stream: int | None = None, correlation: int | None = None
-    ) -> int:  # fmt: skip
+    ) -> int:
         at = self._clocks.get(process, 0)
         kernel = {"process": process, "device": _device(device), "stream": stream, "start": at, "end": at}
         self.kernels.append(kernel | {"correlation": correlation, "name": name})

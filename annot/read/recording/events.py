@@ -120,7 +120,10 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
     extra = pl.col("flags") & _HAS_EXTRA != 0
     started = pl.col("kind") == Kind.START
     frame = frame.filter(pl.col("kind").is_in([kind for kind in Kind if Kind.PUSH <= kind <= Kind.MARK])).select(
-        "row", "section", "kind", "flags",
+        "row",
+        "section",
+        "kind",
+        "flags",
         domain=(pl.col("w0") // (1 << 16) & 0xFFFF).cast(pl.Int64),
         string=(pl.col("w0") // (1 << 32)).cast(pl.Int64),
         time=pl.col("w1").cast(pl.Int64, strict=False),
@@ -128,7 +131,7 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
         color=(pl.col("w2") // (1 << 32)).cast(pl.Int64),
         range=pl.when(started | (pl.col("kind") == Kind.END)).then("w3").cast(pl.Int64, strict=False),
         payload=pl.when(extra).then("next").otherwise("w3"),
-    )  # fmt: skip
+    )
     frame = frame.filter(pl.col("time") <= MAX_TIME)
     return _keyed(_add_inline_texts(frame, data), sections)
 
@@ -196,7 +199,10 @@ def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
     ended = "end" in events.columns
     has_text = pl.col("flags") & _HAS_TEXT != 0
     return events.select(
-        "domain", "payload", "thread", "inline",
+        "domain",
+        "payload",
+        "thread",
+        "inline",
         start="time",
         end="end" if ended else absent,
         end_thread="end_thread" if ended else absent,
@@ -206,4 +212,4 @@ def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
         category=pl.when(pl.col("category") != 0).then("category"),
         color=pl.when(pl.col("flags") & _HAS_COLOR != 0).then("color"),
         payload_type=pl.col("flags") & 7,
-    )  # fmt: skip
+    )

@@ -152,9 +152,7 @@ def run_data(
     }  # fmt: skip
 
 
-def _views(
-    attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
-) -> dict[str, Any]:  # fmt: skip
+def _views(attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int) -> dict[str, Any]:
     """The data of the views by name, in the order in which they are computed; see `run_data`."""
     tables = (find_view("layer", "communication"), *other_views())
     # Views with the highest memory use come first, while little else is in memory.

@@ -116,7 +116,7 @@ def _heading(comparison: Comparison, unit: str) -> str:
 
 def _table(
     report: ComparisonReport, table: pl.DataFrame, title: str, width: int, *, full_names: bool = False
-) -> RenderableType:  # fmt: skip
+) -> RenderableType:
     rows = table.to_dicts()
     names = {} if full_names else short_names(report.comparison.kernels)
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))

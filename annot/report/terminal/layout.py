@@ -92,8 +92,9 @@ def _filled(columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int) 
     """The columns for a terminal of this width that have a value in any row."""
     texts = (
         (column, [column.show(row) if row is not None else "" for row in rows])
-        for column in columns if width >= column.least
-    )  # fmt: skip
+        for column in columns
+        if width >= column.least
+    )
     return [_Column(column.title, cells, column.spare, column.keep) for column, cells in texts if any(cells)]
 
 
