@@ -201,7 +201,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
     while True:
         opened = set(seen)
         above: list[Line] = []
-        for line in _without(opened, lines):
+        for line in _unfolded_lines(opened, lines):
             around = above[line.depth - 1] if line.depth else None
             above[line.depth :] = [line]
             if line.members:
@@ -212,7 +212,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
             return
 
 
-def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
+def _unfolded_lines(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
     """Return the lines with folds, except the folds in `opened`, whose layers are separate lines."""
     return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
 

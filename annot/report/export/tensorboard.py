@@ -87,16 +87,12 @@ def _layer_table(report: Report) -> str:
     return _markdown(("Layer", "Module", *(column.title for column in columns), "Input"), lines)
 
 
-def _span(ns: int | None) -> str:
-    return "" if ns is None else duration(ns)
-
-
 def _summary(meta: dict[str, Any]) -> str:
-    step = meta["step_ns"]
+    host, step = meta["host_ns"], meta["step_ns"]
     facts = (
         ("Profile", meta["source"]), ("Written by", meta["producer"]),
         ("GPU time", duration(meta["gpu_ns"])), ("GPU time in ranges", duration(meta["attributed_gpu_ns"])),
-        ("Host time in ranges", _span(meta["host_ns"])), ("Ranges", count(meta["ranges"])),
+        ("Host time in ranges", "" if host is None else duration(host)), ("Ranges", count(meta["ranges"])),
         ("Kernels", count(meta["kernels"])), ("Steps", count(meta["steps"])),
         ("Median step", "" if step is None else duration(step["median"])),
         *(("Note", note) for note in meta["notes"]),
