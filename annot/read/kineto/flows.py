@@ -57,7 +57,7 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     ..."), `backward` thread, start and end of the operations of the backward pass.
     """
     order = calls.select(_ORDER.arg_sort()).to_series().to_list()
-    inside = [False] * calls.height if backward is None else _inside(calls, backward)
+    inside = [False] * calls.height if backward is None else _starts_inside(calls, backward)
     nested = _nested(calls, order)
     _use_model_paths(nested, [inside[row] for row in order])
     models = {call.name for call in nested if call.parent is None and call.children and len(call.path) == 1}
@@ -69,7 +69,7 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
 _ORDER: Final = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
 
 
-def _inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
+def _starts_inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
     """Return whether each call begins inside a span of its thread."""
     reached = spans.sort("start").select("thread", "start", reached=pl.col("end").cum_max().over("thread"))
     rows = calls.select("thread", "start").with_row_index("row").sort("start")
