@@ -81,11 +81,11 @@ class Comparison:
 
     @property
     def kernels(self) -> list[str]:
-        """Names of the kernels in the rows."""
+        """Names of the kernels in the rows, in order."""
         rows = self.rows
         lists = [rows[name].explode() for name in ("kernels_gone", "kernels_new") if name in rows.columns]
         found = lists + ([rows["name"]] if "name" in rows.columns else [])
-        return [name for names in found for name in names.drop_nulls().unique()]
+        return [name for names in found for name in names.drop_nulls().unique(maintain_order=True)]
 
 
 def compare(
@@ -328,7 +328,7 @@ class _Side:
             known = named.unique()
             kinds = [classify(name or "").kind for name in known]
             named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("kind")
-        names = named.unique().to_frame()
+        names = named.unique(maintain_order=True).to_frame()
         numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
         grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
         return names, _summed(grouped, ["group", *_STEP])

@@ -11,10 +11,7 @@ their forward node.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
-import inspect
 import sys
 import weakref
 from collections import Counter
@@ -27,7 +24,7 @@ import wrapt
 
 from annot.emit import client, guard
 from annot.labels import tag
-from annot.torch import compiled_ranges
+from annot.torch import compiled_ranges, inductor
 from annot.torch.compiled_ranges import HERE, Named
 from annot.torch.internals import internal
 from annot.torch.module_paths import inner, join
@@ -53,7 +50,6 @@ _NO_LAYERS: Final = (
     "a compiled graph shows no layers: its code was generated before emit_ranges was entered, or in C++ (cpp_wrapper). "
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
-_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 _current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
 
@@ -89,8 +85,8 @@ class Compiled:
 
     def patch(self) -> None:
         """Patch the functions that run graphs, then those that generate code. Each group is patched as a whole."""
-        for group in (_RUNS, _GENERATES):
-            found = [(method, patch) for names, patch in group.items() if (method := _find(*names)) is not None]
+        for group in (_RUNS, _GENERATES, {} if inductor.copies_stacks() else _BEFORE_2_5):
+            found = [(method, patch) for names, patch in group.items() if (method := inductor.find(*names)) is not None]
             if len(found) < len(group):
                 client.warn_once(_NOT_HERE.format(torch.__version__))
                 return
@@ -147,14 +143,15 @@ class Compiled:
     def write_header(self, original: Any, wrapper: Any) -> None:
         """Import the functions that the code calls."""
         original(wrapper)
-        wrapper.imports.splice(_HEADER, strip=True)
+        wrapper.header.splice(_HEADER, strip=True)
 
     def write_kernel_call(self, original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         """Write the call of a generated kernel, inside its range."""
-        scheduler = getattr(_current_graph(), "scheduler", None)
+        scheduler = getattr(inductor.current_graph(), "scheduler", None)
         if self._extern and self._extern[-1] is scheduler:
             return original(wrapper, *args, **kwargs)
-        return self._around(wrapper, lambda: _being_called(scheduler), lambda: original(wrapper, *args, **kwargs))
+        find = functools.partial(inductor.being_called, scheduler)
+        return self._around(wrapper, find, lambda: original(wrapper, *args, **kwargs))
 
     def write_extern_call(self, original: Any, scheduler: Any, scheduler_node: Any) -> Any:
         """Write the call of an extern kernel, inside its range."""
@@ -162,7 +159,7 @@ class Compiled:
         try:
             if type(scheduler_node.node).__name__ == "MultiOutput":  # launches nothing: takes one result out of a tuple
                 return original(scheduler, scheduler_node)
-            wrapper = _current_graph().wrapper_code
+            wrapper = inductor.current_graph().wrapper_code
             return self._around(wrapper, lambda: [scheduler_node], lambda: original(scheduler, scheduler_node))
         finally:
             self._extern.pop()
@@ -171,6 +168,11 @@ class Compiled:
         """Store the scheduler's current node. Before PyTorch 2.8 the scheduler does not."""
         scheduler.annot_node = node
         return original(scheduler, node)
+
+    def copy_stacks(self, original: Any, gm: Any) -> Any:
+        """Add what the nodes of a graph of forward and backward need, where PyTorch does not, before it is divided."""
+        _attempt_layers(lambda: inductor.copy_stacks(gm.graph.nodes), None)
+        return original(gm)
 
     def make_key(self, original: Any, details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
         """Add the layers to the cache key of a graph, because cached code contains their paths."""
@@ -181,13 +183,20 @@ class Compiled:
 
     def _layers(self, nodes: Iterable[Any], *, backward: bool = False) -> tuple[Sequence[Named], Sequence[Named]]:
         """Return the layers in which nodes of a graph were traced, and the layers around all of these."""
-        return traced_layers(nodes, self._sites.by_id, self._here(), backward=backward)
+        return traced_layers(nodes, self._sites.by_id, *self._traced(), backward=backward)
 
-    def _here(self) -> Any:
-        """Return the site of the module whose call the graph was traced in. A backward graph may be compiled later."""
-        context = _tracing()
-        here = self._calls.current_site(False)
-        return self._traced_in.setdefault(context, here) if context is not None else here
+    def _traced(self) -> tuple[Any, Mapping[str, int]]:
+        """Return the site of the module whose call the graph was traced in, and the ids of modules by their keys.
+
+        A backward graph may be compiled later.
+        """
+        context = inductor.tracing()
+        known: tuple[Any, Mapping[str, int]] | None = self._traced_in.get(context) if context is not None else None
+        if known is None:
+            known = self._calls.current_site(False), inductor.modules_by_key(context)
+            if context is not None:
+                self._traced_in[context] = known
+        return known
 
     def _around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
         """Write code that opens the range of a kernel before its call and closes it after.
@@ -203,11 +212,12 @@ class Compiled:
         return result
 
     def _text(self, scheduled: Iterable[Any]) -> str:
-        graph = _current_graph()
+        graph = inductor.current_graph()
         if graph.cpp_wrapper or graph.aot_mode or getattr(graph, "fx_wrapper", False):
             return ""
-        layers, around = self._layers(_nodes_of(scheduled, graph.graph), backward=graph.is_backward)
-        phase: tag.Phase = "backward" if graph.is_backward else "forward"
+        backward = inductor.is_backward(graph)
+        layers, around = self._layers(inductor.nodes_of(scheduled, graph.graph), backward=backward)
+        phase: tag.Phase = "backward" if backward else "forward"
         return compiled_ranges.encode(phase, layers, around) if layers and self._has_ranges[phase] else ""
 
 
@@ -219,11 +229,6 @@ def _attempt_layers(find: Callable[[], Any], otherwise: Any) -> Any:
     return guard.attempt(find, otherwise=otherwise, note="a kernel of a compiled graph shows no layers")
 
 
-def _current_graph() -> Any:
-    """Return the graph that Inductor is generating code for."""
-    return sys.modules["torch._inductor.virtualized"].V.graph
-
-
 class _Graph:
     """Name of a compiled graph, and its events for each module that calls it.
 
@@ -231,8 +236,8 @@ class _Graph:
     """
 
     def __init__(self, graph: Any, names: Counter[tuple[str, bool]]) -> None:
-        number, code = graph.fx_kwargs.get("graph_id"), graph.source_code or ""
-        self.backward = bool(graph.fx_kwargs.get("is_backward"))
+        code = graph.source_code or ""
+        number, self.backward = inductor.graph_id(graph)
         self.prepared = _RUNTIME in code
         self._in_model = "annot_push(" in code
         self.heads = compiled_ranges.heads_in(code)
@@ -301,40 +306,8 @@ def _await_inductor() -> None:
     wrapt.register_post_import_hook(loaded, _INDUCTOR)
 
 
-def _find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
-    """Return a class of Inductor and the name of its method, or None if this release lacks the method or a field."""
-    owner, _, name = path.partition(".")
-    with contextlib.suppress(ImportError):
-        cls = getattr(importlib.import_module(module), owner, None)
-        original = vars(cls).get(name) if cls is not None else None
-        if original is not None:
-            known = {*inspect.signature(original).parameters, *vars(cls).get("__annotations__", ())}
-            return (cls, name) if known.issuperset(needed) else None
-    return None
-
-
-def _being_called(scheduler: Any) -> list[Any]:
-    """Return the scheduler nodes of the generated kernel whose call Inductor's scheduler is writing."""
-    node = scheduler.annot_node
-    device = node.get_device()
-    # The C++ backend collects nodes in a group, and writes the call when the next node cannot join the group.
-    group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
-    return list(getattr(group, "scheduled_nodes", ())) or [node]
-
-
-def _nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
-    """Return the nodes that scheduler nodes were lowered from, in the order of the graph.
-
-    Nodes of a branch of `torch.cond` come with nodes of the graph around it, which are left out.
-    """
-    parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
-    nodes = {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    return sorted(nodes & order.keys(), key=order.__getitem__) or list(nodes)
-
-
 def traced_layers(
-    nodes: Iterable[Any], by_id: Mapping[int, Any], here: Site | None, *, backward: bool
+    nodes: Iterable[Any], by_id: Mapping[int, Any], here: Site | None, keys: Mapping[str, int], *, backward: bool
 ) -> tuple[tuple[Named, ...], tuple[Named, ...]]:
     """Return the layers in which nodes were traced, without duplicates, and the layers around all of these.
 
@@ -342,15 +315,16 @@ def traced_layers(
     to that module. Nodes that sum gradients or write a buffer back, such as the running mean of a BatchNorm, have no
     layer of their own: they belong to that module only if no other node has a layer. The layers around are those inside
     the module that runs the graph, outermost first. `by_id` has the sites by ``id(module)``; `here` is the site of the
-    module whose call the graph was traced in, or None.
+    module whose call the graph was traced in, or None. `keys` has the ids of modules for keys of stacks without an id.
     """
     calls: dict[Named, list[Named]] = {}
     direct = False  # whether the code of the module itself is among the nodes
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        if node.op != "call_function" or not all(_id(key).isdecimal() for key in stack):
+        ids = [number for key in stack if (number := _id(key, keys)) is not None]
+        if node.op != "call_function" or len(ids) < len(stack):
             continue
-        called = _called(list(stack.items()), by_id, here)
+        called = _called(ids, list(stack.values()), by_id, here)
         if called or here is not None:
             calls.setdefault(called[-1] if called else _CALLING_MODULE, called)
         direct = direct or not (called or backward or node.target is torch.ops.aten.copy_.default)
@@ -361,20 +335,23 @@ def traced_layers(
     return tuple(calls), tuple(level[0] for level in levels if level[0][0] != HERE)
 
 
-def _called(stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: Site | None) -> list[Named]:
+def _called(
+    ids: Iterable[int], stack: Sequence[tuple[str, type]], by_id: Mapping[int, Any], here: Site | None
+) -> list[Named]:
     """Return path and class of the modules of a stack that have a site, outermost first."""
     called = []
-    for key, (source, cls) in stack:
-        site = by_id.get(int(_id(key)))
+    for number, (source, cls) in zip(ids, stack, strict=True):
+        site = by_id.get(number)
         if site is not None and type(site.of()) is cls:
-            path = _path(site, source, here) or _path_by_expression(site, source, stack[0][1], by_id)
+            path = _path(site, source, here) or _path_by_expression(site, source, stack[0], by_id)
             called.append((path, site.module))
     return called
 
 
-def _id(key: str) -> str:
-    """Return the id of a module. Repeated calls of a module have the keys id, id@1, id@2 and so on."""
-    return key.partition("@")[0]
+def _id(key: str, keys: Mapping[str, int]) -> int | None:
+    """Return the id of a module, or None. Repeated calls of a module have the keys id, id@1, id@2 and so on."""
+    first = key.partition("@")[0]
+    return int(first) if first.isdecimal() else keys.get(first)
 
 
 def _path(site: Site, source: str, here: Site | None) -> str | None:
@@ -422,13 +399,18 @@ _Patched: TypeAlias = dict[tuple[str, ...], Callable[..., Any]]
 
 _INDUCTOR: Final = "torch._inductor.compile_fx"
 _WRAPPER: Final = "torch._inductor.codegen.wrapper"
+_WRITERS: Final = "WrapperCodeGen|PythonWrapperCodegen"
+"""Class that writes the calls of kernels: its names up to PyTorch 2.5, and since."""
 _RUNS: Final[_Patched] = {
-    ("torch._inductor.output_code", "CompiledFxGraph.__call__", "fx_kwargs", "source_code"): Compiled.run,
+    (_INDUCTOR, "CompiledFxGraph.__call__", "source_code"): Compiled.run,
 }
 _GENERATES: Final[_Patched] = {
     ("torch._inductor.codecache", "FxGraphHashDetails.__init__", "gm"): Compiled.make_key,
     ("torch._inductor.scheduler", "Scheduler.enter_context", "node"): Compiled.note_node,
     ("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "scheduler_node"): Compiled.write_extern_call,
-    (_WRAPPER, "PythonWrapperCodegen.write_header", "self"): Compiled.write_header,
-    (_WRAPPER, "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): Compiled.write_kernel_call,
+    (_WRAPPER, f"{_WRITERS}.write_header", "self"): Compiled.write_header,
+    (_WRAPPER, f"{_WRITERS}.generate_kernel_call", "call_args"): Compiled.write_kernel_call,
+}
+_BEFORE_2_5: Final[_Patched] = {
+    (_INDUCTOR, "_recursive_joint_graph_passes", "gm"): Compiled.copy_stacks,
 }

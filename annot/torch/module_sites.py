@@ -19,6 +19,7 @@ from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.hyperparameters import gradients, hyperparameters
+from annot.torch.internals import internal
 from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, join, path_to, paths, unwrapped
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
@@ -35,6 +36,7 @@ Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, Arguments]
 """Specs of the first tensors, the number of the others, and arguments."""
 
 _NOTHING: Final[tuple[Shown, Arguments]] = ((), 0, ()), ()
+_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 
 
 class Reference(weakref.ref[torch.nn.Module]):
@@ -264,6 +266,8 @@ class Sites:
 
     def _discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         if id(module) in self.by_id:
+            return None
+        if _tracing() is not None:  # torch.compile calls a copy of the module with fake tensors, up to PyTorch 2.4
             return None
         original = inner(module)
         if caller is None and not isinstance(original, Loss):

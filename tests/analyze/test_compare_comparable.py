@@ -225,6 +225,20 @@ def test_names_that_take_as_long_have_one_order() -> None:
     ]
 
 
+def test_kernels_of_a_comparison_have_one_order() -> None:
+    """The list has the order of the rows, so that a page is the same in every run."""
+    names = [f"kernel{number}" for number in range(20)]
+    sides = []
+    for late in (0, 5):
+        rows = Rows()
+        for number, name in enumerate(names):
+            rows.kernel(None, (100 * number, 100 * number + 10 + number + late), name=name)
+        sides.append(attribute(rows.build()))
+    comparison = compare(*sides, by="kernel")
+    assert comparison.kernels == comparison.rows["name"].to_list()
+    assert sorted(comparison.kernels) == sorted(names)
+
+
 def test_without_steps_calls_count() -> None:
     """Times of whole runs can be compared if layers were called as often."""
     runs = []

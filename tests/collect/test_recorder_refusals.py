@@ -112,6 +112,16 @@ def test_files_that_can_no_longer_be_opened(tmp_path: Path, how: str) -> None:
     assert (recording.ranges, recording.lost, recording.open_ranges) == (3001, 0, 0)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to chroot")
+def test_processes_forked_after_chroot(tmp_path: Path) -> None:
+    """A worker whose root is another folder has a file of its own in the folder of the recording."""
+    (tmp_path / "jail").mkdir()
+    words = ("domain", "d", "push", "early", "pop", "chroot", tmp_path / "jail", "fork", "ranges", 2000)
+    run_restricted(tmp_path, *words, "here")
+    recording = assemble(tmp_path / "parts", tmp_path / "out.sqlite")
+    assert (len(list((tmp_path / "parts").glob("*.part"))), recording.ranges, recording.lost) == (2, 3001, 0)
+
+
 def test_files_of_the_program_keep_their_numbers(tmp_path: Path) -> None:
     """The descriptor of the recorder is none of the lowest, which programs expect for their own files."""
     code = "import os\nfrom annot import record, trace\nfirst = os.open('/', 0)\nos.close(first)\n"

@@ -13,13 +13,12 @@ import pytest
 from captured import Captured, Range, capture
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
 from compiled_nets import Block, Net, X, nothing_compiled, same, step  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
-from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
+from torch._inductor.codegen import wrapper as generated  # noqa: E402
+from torch._inductor.compile_fx import CompiledFxGraph  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from annot import emit_ranges, load  # noqa: E402
@@ -29,6 +28,8 @@ from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_ranges, module_sites  # noqa: E402
+
+PythonWrapperCodegen = getattr(generated, "PythonWrapperCodegen", None) or generated.WrapperCodeGen  # up to PyTorch 2.5
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +439,7 @@ def test_every_route_to_a_module_leads_to_its_path(source: str, path: str) -> No
     known.add_model(module_sites.Model(weakref.ref(model), EVERYTHING, shapes=True))
     module: Any = dict(model.named_modules()).get(path.removeprefix("."), model.by["a b"])
     node = SimpleNamespace(op="call_function", meta={"nn_module_stack": {str(id(module)): (source, type(module))}})
-    found = compiled.traced_layers([node], known.by_id, known.by_id[id(model)], backward=False)
+    found = compiled.traced_layers([node], known.by_id, known.by_id[id(model)], {}, backward=False)
     assert found == (((path, type(module).__name__),), ())
 
 

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
 from compiled_nets import Block, X, nothing_compiled  # noqa: E402

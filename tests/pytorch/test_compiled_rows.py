@@ -11,7 +11,6 @@ import pytest
 from captured import capture
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
 from compiled_nets import Block, X, nothing_compiled, step  # noqa: E402

@@ -74,7 +74,9 @@ def install(python: Path, target: Path | None, *packages: str) -> Path | None:
     done = (target or python.parents[1]) / "installed"
     if not done.exists():
         where = ["--no-deps", "--no-compile", "--target", str(target)] if target else []
-        subprocess.run([python, "-m", "pip", "install", "-q", *where, *packages], check=True)
+        # Constraints in the user's configuration of pip may exclude a release of the matrix.
+        environ = os.environ | {"PIP_CONSTRAINT": os.devnull}
+        subprocess.run([python, "-m", "pip", "install", "-q", *where, *packages], env=environ, check=True)
         done.touch()
     return target
 

@@ -25,15 +25,27 @@ _Static_assert(sizeof(header) <= PAGE, "the header is one page");
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static struct {
-    char path[PATH_MAX + 64];
+/* A descriptor that stays open, because after chroot or setuid a path may not work. The program may close it and reuse
+ * its number: device and inode tell. */
+typedef struct {
+    int descriptor;
     dev_t device;
     ino_t inode;
+} kept;
+
+static struct {
+    char path[PATH_MAX];
+    kept kept;
+} folder = {.kept = {.descriptor = -1}};
+
+static struct {
+    char path[PATH_MAX + 64];
+    kept kept;
     off_t size;
-    int open, descriptor, error; /* `error`: of the first failure of the recording, or 0 */
+    int open, error; /* `error`: of the first failure of the recording, or 0 */
     header *header; /* address where the header of each file is mapped, as any thread may count in it; NULL: none yet */
     int copies; /* the header is not mapped: `save_header` copies it to the file */
-} file = {.descriptor = -1};
+} file = {.kept = {.descriptor = -1}};
 
 static uint64_t read_clock(clockid_t clock)
 {
@@ -58,10 +70,11 @@ void put_text(record *r, const char *text, uint32_t length)
     }
 }
 
-static int is_ours(int fd)
+static int is_kept(const kept *k)
 {
     struct stat status;
-    return fd >= 0 && !fstat(fd, &status) && status.st_dev == file.device && status.st_ino == file.inode;
+    return k->descriptor >= 0 && !fstat(k->descriptor, &status) && status.st_dev == k->device
+        && status.st_ino == k->inode;
 }
 
 /* Moves a descriptor away from the low numbers, which the program expects for its own files. */
@@ -74,26 +87,50 @@ static int move_up(int fd)
     return moved;
 }
 
-/* Returns a descriptor of the file, or -1 with errno set. It stays open, because after chroot or setuid the path may not
- * work. The program may close it and reuse its number; then the file is opened again. */
+/* Keeps an open descriptor. Returns an errno. */
+static int keep(kept *k, int fd)
+{
+    struct stat status = {0};
+    int error = fstat(fd, &status) ? errno : 0;
+    k->device = status.st_dev, k->inode = status.st_ino;
+    k->descriptor = move_up(fd);
+    return error || k->descriptor >= 0 ? error : errno;
+}
+
+/* Returns a descriptor of the file, or -1 with errno set. If the program has closed it, the file is opened again. */
 static int descriptor(void)
 {
-    if (is_ours(file.descriptor))
-        return file.descriptor;
+    if (is_kept(&file.kept))
+        return file.kept.descriptor;
     int fd = open(file.path, O_RDWR | O_CLOEXEC);
-    file.descriptor = fd < 0 ? -1 : move_up(fd);
-    if (file.descriptor < 0 || is_ours(file.descriptor))
-        return file.descriptor;
-    close(file.descriptor);
+    file.kept.descriptor = fd < 0 ? -1 : move_up(fd);
+    if (file.kept.descriptor < 0 || is_kept(&file.kept))
+        return file.kept.descriptor;
+    close(file.kept.descriptor);
     errno = ESTALE;
-    return file.descriptor = -1;
+    return file.kept.descriptor = -1;
 }
 
 static void close_file(void)
 {
-    if (is_ours(file.descriptor))
-        close(file.descriptor);
-    file.descriptor = -1;
+    if (is_kept(&file.kept))
+        close(file.kept.descriptor);
+    file.kept.descriptor = -1;
+}
+
+/* Returns a descriptor of the folder, or -1 with errno set. Forked processes inherit it. */
+static int open_folder(const char *path)
+{
+    if (is_kept(&folder.kept) && !strcmp(folder.path, path))
+        return folder.kept.descriptor;
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 ? errno : keep(&folder.kept, fd);
+    if (error) {
+        errno = error;
+        return -1;
+    }
+    snprintf(folder.path, sizeof folder.path, "%s", path);
+    return folder.kept.descriptor;
 }
 
 /* Writes all bytes. Returns an errno. */
@@ -190,11 +227,13 @@ static void describe(header *h)
 }
 
 /* After exec, a process has the same pid; the second number in the file name tells the files apart. */
-static int create(const char *folder)
+static int create(const char *path)
 {
-    for (unsigned attempt = 0; attempt < 1000; attempt++) {
-        snprintf(file.path, sizeof file.path, "%s/%d-%u.part", folder, (int)getpid(), attempt);
-        int fd = open(file.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int parent = open_folder(path);
+    for (unsigned attempt = 0; parent >= 0 && attempt < 1000; attempt++) {
+        int name = snprintf(file.path, sizeof file.path, "%s/", path);
+        snprintf(file.path + name, sizeof file.path - (size_t)name, "%d-%u.part", (int)getpid(), attempt);
+        int fd = openat(parent, file.path + name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd >= 0 || errno != EEXIST)
             return fd;
     }
@@ -217,20 +256,14 @@ static int map_header(void)
 }
 
 /* Returns an errno. */
-static int make_file(const char *folder)
+static int make_file(const char *path)
 {
-    struct stat status;
-    int fd = create(folder);
+    int fd = create(path);
     if (fd < 0)
         return errno;
-    int error = fstat(fd, &status) ? errno : 0;
-    if (error) {
-        close(fd);
-    } else {
-        file.device = status.st_dev, file.inode = status.st_ino;
-        file.descriptor = move_up(fd);
+    int error = keep(&file.kept, fd);
+    if (!error)
         error = map_header();
-    }
     if (error) {
         close_file();
         unlink(file.path);
@@ -238,9 +271,9 @@ static int make_file(const char *folder)
     return error;
 }
 
-int have_file(const char *folder)
+int have_file(const char *path)
 {
-    int error = file.open ? 0 : make_file(folder);
+    int error = file.open ? 0 : make_file(path);
     if (error)
         note_failure(error);
     if (error || file.open)
