@@ -487,12 +487,13 @@ def test_attributes_that_answer_anything(forward: Run) -> None:
 
 
 def test_module_with_a_million_paths(forward: Run) -> None:
-    """Of the 2^20 paths of a shared module, the first are enough: the block is entered at once."""
-    leaf = nn.Linear(3, 3)
+    """Of the 2^20 paths of a shared module, the first are enough: the block is entered at once, with all modules."""
+    leaf, last = nn.Linear(3, 3), nn.Tanh()
     model = leaf
     for _ in range(20):
         model = nn.Sequential(model, model)
-    first = "0." * 19 + "0"
+    model = nn.Sequential(model, last)
+    first = "0." * 20 + "0"
     assert next(path for path, module in module_paths.paths(model) if module is leaf) == first
     assert sum(module is leaf for _, module in module_paths.paths(model)) == module_paths.MAX_PATHS
-    assert forward(model, lambda: leaf(torch.ones(1, 3))) == [f"{first}>"]
+    assert forward(model, lambda: last(leaf(torch.ones(1, 3)))) == [f"{first}>", "1>"]
