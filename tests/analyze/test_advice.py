@@ -462,7 +462,7 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
     assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["32", "16"]
 
 
-@pytest.mark.parametrize("by", ["advice", "bottleneck"])
+@pytest.mark.parametrize("by", ["advice", "layer_roofline"])
 def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
     """Advice is about one rank."""
     paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]

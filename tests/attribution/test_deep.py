@@ -31,12 +31,12 @@ print(rows, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-@pytest.mark.parametrize("by", ["layer", "bottleneck"])
+@pytest.mark.parametrize("by", ["layer", "layer_roofline"])
 def test_a_loop_that_never_pops_takes_no_memory_by_the_square(by: str) -> None:
     """5,000 ranges inside each other are 32 rows, advice and all, in less than 400 MiB; pairs take 1.8 GiB."""
     done = subprocess.run([sys.executable, "-c", _PEAK, by], cwd=SUPPORT, capture_output=True, text=True, check=True)
     rows, peak = map(int, done.stdout.split())
-    assert rows >= 32 or by == "bottleneck"  # a plain text is no layer of a model
+    assert rows >= 32 or by == "layer_roofline"  # a plain text is no layer of a model
     assert peak < 400
 
 
