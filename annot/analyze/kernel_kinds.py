@@ -66,6 +66,8 @@ def classify(name: str) -> KernelClass:
     """
     if name.startswith(("(copy ", "(memset")):
         return KernelClass("copy", "", False)
+    if not name:
+        return KernelClass("other", "", None)
     # The patterns compile at import, which takes longer than a report without kernels.
     from annot.analyze import kernel_name_patterns as patterns
 

@@ -17,7 +17,6 @@ import polars as pl
 from annot.analyze.gpu_activities import KEY, device_idle
 from annot.analyze.hardware_counters import measured_work
 from annot.analyze.kernel_kinds import MATRIX, classify
-from annot.analyze.kernel_short_names import with_short_names
 from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work import by_text, layer_work
@@ -111,6 +110,8 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     unknown = pl.lit(None, pl.Int64)
     rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=unknown, gpu_launch_ns=unknown)
     found = under_roof(rows, peaks).select("name", "calls", *_COLUMNS)
+    from annot.analyze.kernel_short_names import with_short_names
+
     return with_short_names(found.sort("time_ns", "name", descending=[True, False]), attribution)
 
 

@@ -1,4 +1,4 @@
-"""What annot reads of Inductor, the default backend of torch.compile, in each release of PyTorch that annot supports.
+"""Graphs, stacks and code of Inductor, the default backend of torch.compile, in each release of PyTorch.
 
 All of it is private to PyTorch. The functions here hide what differs between releases. They run while a graph is
 compiled, or before its first run, and not in the steps of a training.

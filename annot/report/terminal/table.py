@@ -12,7 +12,6 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.analyze.kernel_short_names import with_short_names
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.work import not_counted
 from annot.labels import layer_path
@@ -84,7 +83,11 @@ def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
     """Return rows of kernels with the names to print in the column `short`; other rows stay as they are."""
     if "name" not in rows.columns or ("short" in rows.columns and not full_names):
         return rows
-    return rows.with_columns(short="name") if full_names else with_short_names(rows, rows["name"])
+    if full_names:
+        return rows.with_columns(short="name")
+    from annot.analyze.kernel_short_names import with_short_names
+
+    return with_short_names(rows, rows["name"])
 
 
 def as_text(report: Report) -> str:
