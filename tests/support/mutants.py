@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +39,8 @@ class Room:
 
     Args:
         path: file or folder in annot.
-        tests: test files and folders, the most specific first.
-        guards: whether only the guards are changed, for modules that the fuzzers cover otherwise.
+        tests: test files and folders. The test file with the name of a module runs before them.
+        guards: whether only conditions of guards change, for modules that the fuzzers cover otherwise.
     """
 
     path: str
@@ -49,11 +48,14 @@ class Room:
     guards: bool = False
 
 
+_ADVICE: Final = ("advice", "advice_cpu", "operator_advice", "advice_evidence", "planted")
 ROOMS: Final = (
-    Room("annot/labels", ("tests/labels",)),
+    Room(
+        "annot/labels", ("tests/labels", "tests/attribution/test_name_scopes.py", "tests/attribution/test_updates.py")
+    ),
     Room("annot/attribution", ("tests/attribution", "tests/analyze/test_slices.py", "tests/analyze/test_step_time.py")),
     Room("annot/analyze/verdict.py", ("tests/analyze/test_verdict.py",)),
-    Room("annot/analyze/advice", ("tests/analyze/test_advice.py", "tests/analyze")),
+    Room("annot/analyze/advice", tuple(f"tests/analyze/test_{name}.py" for name in _ADVICE)),
     Room("annot/report/units.py", ("tests/report/test_units.py",)),
     Room("annot/read", ("tests/read",), guards=True),
 )
@@ -61,13 +63,13 @@ ROOMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module, with the tests that must notice it."""
+    """One change of one module (path relative to the repository) of a room."""
 
     path: Path
     number: int
     line: int
     change: str
-    tests: tuple[str, ...]
+    room: Room
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.change}"
@@ -75,67 +77,89 @@ class Mutant:
     @property
     def module(self) -> str:
         """Name of the module."""
-        parts = self.path.with_suffix("").parts
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        return ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that must notice it: those of the module first."""
+        own = (_ROOT / "tests" / self.path.parts[1]).glob(f"test_{self.path.stem}.py")
+        return list(dict.fromkeys([*(str(path.relative_to(_ROOT)) for path in own), *self.room.tests]))
 
 
 def mutants(paths: Sequence[str]) -> list[Mutant]:
-    """Return all mutants of these files and folders except the equivalent ones."""
-    return [mutant for room in ROOMS for file in _files(room, paths) for mutant in _of_file(file, room)]
+    """Return all mutants of these files and folders, or of all rooms, except the equivalent ones."""
+    return [mutant for room in ROOMS for path in _modules(room, paths) for mutant in _of_module(path, room)]
 
 
-def _files(room: Room, paths: Sequence[str]) -> Iterator[Path]:
-    """The modules of a room, relative to the repository, that are or lie in one of these paths."""
-    files = (path.relative_to(_ROOT) for path in [_ROOT / room.path, *sorted((_ROOT / room.path).rglob("*.py"))])
-    return (path for path in files if path.suffix and any(path.is_relative_to(part) for part in (paths or [room.path])))
+def _modules(room: Room, paths: Sequence[str]) -> list[Path]:
+    top = _ROOT / room.path
+    modules = [path.relative_to(_ROOT) for path in (sorted(top.rglob("*.py")) if top.is_dir() else [top])]
+    return [path for path in modules if not paths or any(path.is_relative_to(chosen) for chosen in paths)]
 
 
-def _of_file(file: Path, room: Room) -> Iterator[Mutant]:
-    text = (_ROOT / file).read_text(encoding="utf-8")
+def _of_module(path: Path, room: Room) -> Iterator[Mutant]:
+    text = (_ROOT / path).read_text(encoding="utf-8")
     lines = text.splitlines()
-    own = (str(path.relative_to(_ROOT)) for path in sorted((_ROOT / "tests").rglob(f"test_{file.stem}.py")))
-    tests = *(path for path in own if Path(path).is_relative_to(Path("tests", file.parts[1]))), *room.tests
     for number, mutation in enumerate(mutations(ast.parse(text))):
-        equivalent = (str(file), lines[mutation.line - 1].strip(), mutation.change) in EQUIVALENT
-        if not equivalent and (mutation.guards or not room.guards):
-            yield Mutant(file, number, mutation.line, mutation.change, tests)
+        is_equivalent = (str(path), lines[mutation.line - 1].strip(), mutation.change) in EQUIVALENT
+        if not is_equivalent and (mutation.guards or not room.guards):
+            yield Mutant(path, number, mutation.line, mutation.change, room)
 
 
-def _passes(tests: Sequence[str], limit: float | None, folder: str, mutant: str = "") -> bool:
-    """Whether these tests pass in a process of their own, within a time limit (s)."""
-    support = os.pathsep.join(filter(None, (str(_ROOT / "tests/support"), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {MUTANT: mutant, "PYTHONPATH": support, "TMPDIR": folder}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutations", "-p", "no:xdist", *tests]
-    with tempfile.TemporaryFile(dir=folder) as output:
-        process = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            return process.wait(limit) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+class Runner:
+    """Runs tests in processes of their own.
 
+    Args:
+        folder: folder for temporary files.
+    """
 
-def _survives(mutant: Mutant, limits: dict[tuple[str, ...], float], folder: str) -> bool:
-    began = time.monotonic()
-    survives = _passes(mutant.tests, limits[mutant.tests], folder, f"{mutant.module}:{mutant.number}")
-    print(f"{'survived' if survives else 'killed  '} {time.monotonic() - began:6.1f} s  {mutant}", flush=True)
-    return survives
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._limits: dict[Room, float] = {}
+        self._processes: set[subprocess.Popen[bytes]] = set()
 
-
-def _limits(tests: set[tuple[str, ...]], folder: str) -> dict[tuple[str, ...], float]:
-    """The time limit (s) of each group of tests: several times what it takes without a mutant."""
-    limits = {}
-    for group in sorted(tests):
+    def measure(self, room: Room) -> None:
+        """Run the tests of a room without a mutant: they must pass, and their time sets the limit for mutants."""
         began = time.monotonic()
-        if not _passes(group, None, folder):
-            raise SystemExit(f"these tests fail without a mutant: {' '.join(group)}")
-        limits[group] = 30 + 5 * (time.monotonic() - began)
-    return limits
+        if not self._passes(room.tests, None):
+            raise SystemExit(f"tests fail without a mutant: {' '.join(room.tests)}")
+        self._limits[room] = 30 + 5 * (time.monotonic() - began)
+
+    def survives(self, mutant: Mutant) -> bool:
+        """Whether the tests pass with a mutant. Prints it, with the time of the tests."""
+        began = time.monotonic()
+        survives = self._passes(mutant.tests, self._limits[mutant.room], f"{mutant.module}:{mutant.number}")
+        print(f"{'survived' if survives else 'killed':8} {time.monotonic() - began:6.1f} s  {mutant}", flush=True)
+        return survives
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in list(self._processes):
+            _end(process)
+
+    def _passes(self, tests: Sequence[str], limit: float | None, mutant: str = "") -> bool:
+        paths = os.pathsep.join(filter(None, (str(_ROOT / "tests/support"), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {MUTANT: mutant, "PYTHONPATH": paths, "TMPDIR": self._folder}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutations", *tests]
+        with tempfile.TemporaryFile(dir=self._folder) as output:
+            process = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            self._processes.add(process)
+            try:
+                return process.wait(limit) == 0
+            except subprocess.TimeoutExpired:
+                return False
+            finally:
+                _end(process)
+                self._processes.discard(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,18 +169,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("paths", nargs="*", help="files and folders, such as annot/labels (default: all rooms)")
     parser.add_argument("--sample", type=int, metavar="N", help="number of mutants (default: all)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="processes at the same time (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="another number draws another sample (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time (default: 1)")
     options = parser.parse_args(arguments)
-    chosen = mutants([os.path.relpath(path, _ROOT) for path in map(os.path.abspath, options.paths)])
+    chosen = mutants([os.path.relpath(path, _ROOT) for path in options.paths])
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        limits = _limits({mutant.tests for mutant in chosen}, folder)
-        survives = pool.map(partial(_survives, limits=limits, folder=folder), chosen)
-        survivors = [mutant for mutant, survived in zip(chosen, survives, strict=True) if survived]
+        runner = Runner(folder)
+        try:
+            list(pool.map(runner.measure, dict.fromkeys(mutant.room for mutant in chosen)))
+            survives = list(pool.map(runner.survives, chosen))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.close()
+    survivors = [mutant for mutant, survived in zip(chosen, survives, strict=True) if survived]
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
-    print(*(f"survived: {mutant}" for mutant in sorted(survivors, key=lambda one: (one.path, one.line))), sep="\n")
+    for mutant in sorted(survivors, key=lambda mutant: (mutant.path, mutant.line)):
+        print(f"survived: {mutant}")
     return len(survivors)
 
 

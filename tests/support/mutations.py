@@ -53,6 +53,8 @@ _SWAPS: Final[dict[type[ast.AST], tuple[type[ast.AST], str]]] = {
     )
 }
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_SILENT_FIELDS: Final = ("annotation", "returns", "decorator_list")
+"""Parts of the tree that do not show at run time, or only in what nobody does, such as to change a frozen object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,14 @@ class Mutation:
 
 
 def mutations(tree: ast.Module) -> list[Mutation]:
-    """Return the mutations of a module, in the order of its code. Annotations and type aliases stay as they are."""
+    """Return the mutations of a module, in the order of its code; types, decorators and `strict=` stay as they are."""
     return [*_below(tree, guards=False)]
 
 
 def _below(node: ast.AST, guards: bool) -> Iterator[Mutation]:
     """The mutations of the nodes in a node."""
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns") or _is_type(node):
+        if field in _SILENT_FIELDS or _is_type(node) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             continue
         guards_here = guards or (field == "test" and _is_guard(node))
         for place, child in enumerate(value if isinstance(value, list) else [value]):
