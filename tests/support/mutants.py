@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from equivalent_mutants import EQUIVALENT
+from equivalent_mutants import is_equivalent
 from mutations import MUTANT, mutations
 
 __all__ = ["main"]
@@ -39,7 +39,7 @@ class Room:
 
     Args:
         path: file or folder in annot.
-        tests: test files and folders. The test file with the name of a module runs before them.
+        tests: test files and folders. The examples of a module and the test file with its name run before them.
         guards: whether only conditions of guards change, for modules that the fuzzers cover otherwise.
     """
 
@@ -81,9 +81,9 @@ class Mutant:
 
     @property
     def tests(self) -> list[str]:
-        """The tests that must notice it: those of the module first."""
+        """What must notice it: the examples of the module, its test file, the tests of its room."""
         own = (_ROOT / "tests" / self.path.parts[1]).glob(f"test_{self.path.stem}.py")
-        return list(dict.fromkeys([*(str(path.relative_to(_ROOT)) for path in own), *self.room.tests]))
+        return list(dict.fromkeys(map(str, (self.path, *(path.relative_to(_ROOT) for path in own), *self.room.tests))))
 
 
 def mutants(paths: Sequence[str]) -> list[Mutant]:
@@ -101,8 +101,8 @@ def _of_module(path: Path, room: Room) -> Iterator[Mutant]:
     text = (_ROOT / path).read_text(encoding="utf-8")
     lines = text.splitlines()
     for number, mutation in enumerate(mutations(ast.parse(text))):
-        is_equivalent = (str(path), lines[mutation.line - 1].strip(), mutation.change) in EQUIVALENT
-        if not is_equivalent and (mutation.guards or not room.guards):
+        code = lines[mutation.line - 1].strip()
+        if (mutation.guards or not room.guards) and not is_equivalent(str(path), code, mutation.change):
             yield Mutant(path, number, mutation.line, mutation.change, room)
 
 
@@ -140,7 +140,7 @@ class Runner:
     def _passes(self, tests: Sequence[str], limit: float | None, mutant: str = "") -> bool:
         paths = os.pathsep.join(filter(None, (str(_ROOT / "tests/support"), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {MUTANT: mutant, "PYTHONPATH": paths, "TMPDIR": self._folder}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutations", *tests]
+        command = [sys.executable, "-m", "pytest", "--doctest-modules", "-x", "-q", "-p", "mutations", *tests]
         with tempfile.TemporaryFile(dir=self._folder) as output:
             process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
