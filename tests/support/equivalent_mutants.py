@@ -10,6 +10,7 @@ __all__ = ["is_equivalent"]
 _EQUIVALENT: Final = (
     # file, pattern of the line of code, change, reason
     ("annot/report/units.py", r"longest = max\(.*default=0\)", "0 becomes 1", "1 ns has the unit of 0 ns"),
+    ("annot/analyze/verdict.py", r"several = .* else 1", "1 becomes 0", "only more than 1 is named"),
     ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
 )
 
