@@ -39,8 +39,9 @@ def test_a_path_has_at_most_128_names(separator: str) -> None:
 @pytest.mark.parametrize(
     ("path", "outer", "shown"),
     [
-        ("a+b+c", "", "a+b+c"), ("a+b+c+d", "", "a+(2 more)+d"), ("a+b+c+d+e+f", "", "a+(4 more)+f"),
-        ("h", "h", "(self)"), ("h.a", "h", "a"), ("h/a", "h", "a"), (f"h{layer_path.INSIDE}a", "h", "a"), ("ha", "h", "ha"),
+        ("a+b+c", "", "a+b+c"), ("a+b+c+d", "", "a+(2 more)+d"),
+        ("h", "h", "(self)"), ("h.a", "h", "a"), ("h/a", "h", "a"), ("ha", "h", "ha"),
+        (f"h{layer_path.INSIDE}a", "h", "a"), ("a+b+c+d+e+f", "", "a+(4 more)+f"),
     ],
 )  # fmt: skip
 def test_layers_inside_another_have_short_names(path: str, outer: str, shown: str) -> None:
@@ -54,7 +55,10 @@ def test_layers_that_an_earlier_version_left_out_have_no_path() -> None:
 
 @pytest.mark.parametrize(
     ("path", "last"),
-    [("a/b.c", "b.c"), ("a.b/c", "b/c"), ("/a.b", "a.b"), (".a/b", "a/b"), (f"a.b{layer_path.INSIDE}c/d", "c/d"), ("a", "a")],
+    [
+        ("a/b.c", "b.c"), ("a.b/c", "b/c"), ("/a.b", "a.b"), (".a/b", "a/b"), ("a", "a"),
+        (f"a.b{layer_path.INSIDE}c/d", "c/d"),
+    ],
 )  # fmt: skip
 def test_the_first_separator_of_a_path_separates_all_names(path: str, last: str) -> None:
     assert layer_path.last(path) == last
