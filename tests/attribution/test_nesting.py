@@ -10,6 +10,7 @@ from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import attribute, column_ops
 from annot.attribution.nesting import in_order, innermost_around, nest, spans_of
+from annot.attribution.process_ranges import overlap
 
 PUSHED, STARTED = {"started": False}, {"started": True}
 OURS, OTHERS = {"ours": True}, {"ours": False}
@@ -72,21 +73,33 @@ def test_ranges_are_in_order_of_thread_start_longest_first_and_row() -> None:
     pieces = pl.concat([ordered[:2], ordered[2:]], rechunk=False)
     assert in_order(pieces).n_chunks("all") == [1] * ordered.width
     assert in_order(pieces).equals(ordered)
+    columns = [ordered["number"].rename("copy"), *pieces.get_columns()]
+    assert in_order(pl.DataFrame(columns)).n_chunks("all") == [1] * len(columns)
 
 
 def test_the_innermost_range_of_threads_started_last_then_ends_first() -> None:
-    rows = [(0, 0, 100), (0, 20, 40), (1, 10, 30), (2, 20, 30)]
+    rows = [(0, 0, 100), (0, 20, 40), (1, 10, 30), (2, 20, 25)]
     ranges = pl.DataFrame(rows, schema={"thread": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row")
     parent, _ = column_ops.parents(ranges["thread"], ranges["end"])
     tree = column_ops.Tree(ranges["thread"], ranges["start"], ranges["end"], parent)
-    instants = [-1, 0, 10, 19, 20, 30, 31, 40, 41, 100, 101]
+    instants = [-1, 0, 10, 19, 20, 25, 26, 40, 41, 100, 101]
     calls = pl.DataFrame({"start": instants, "end": instants})
     spans = spans_of(ranges)
-    assert spans == {0: (0, 100), 1: (10, 30), 2: (20, 30)}
+    assert spans == {0: (0, 100), 1: (10, 30), 2: (20, 25)}
     for threads in ((0, 1, 2), (2, 1, 0)):
         rows_around = innermost_around(calls, tree, ranges, spans, threads)
         assert rows_around.to_list() == [-1, 0, 2, 2, 3, 3, 1, 1, 0, 0, -1]
-    assert innermost_around(calls, tree, ranges, spans, [1]).to_list() == [-1, -1, 2, 2, 2, 2, *[-1] * 5]
+    assert innermost_around(calls, tree, ranges, spans, [1]).to_list() == [-1] * 2 + [2] * 5 + [-1] * 4
+
+
+def test_children_overlap_from_the_first_nanosecond_on() -> None:
+    """Children of one parent count where an earlier one still runs; those of other parents and of threads do not."""
+    rows = [(0, 90, -1), (0, 10, 0), (9, 20, 0), (12, 15, 0), (20, 30, 0), (30, 40, 1), (30, 40, 2), (0, 5, -1)]
+    tree = pl.DataFrame(rows, schema={"start": pl.Int64, "end": pl.Int64, "parent": pl.Int32}, orient="row")
+    assert overlap(tree, 1).rows() == [(0, 1 + 3)]
+    assert overlap(tree.filter(pl.col("start") != 12), 1).rows() == [(0, 1)]
+    assert overlap(tree.filter(~pl.col("start").is_in([9, 12])), 1).is_empty()
+    assert overlap(tree, tree.height).is_empty()
 
 
 @pytest.mark.parametrize("ids", [(3, 5, 9), (9, 5, 3)])

@@ -11,6 +11,11 @@ _EQUIVALENT: Final = (
     # file, pattern of the line of code, change, reason
     ("annot/report/units.py", r"longest = max\(.*default=0\)", "0 becomes 1", "1 ns has the unit of 0 ns"),
     ("annot/analyze/verdict.py", r"several = .* else 1", "1 becomes 0", "only more than 1 is named"),
+    ("annot/attribution/nesting.py", r"weight = .*", "2 becomes 3", "the same order of weights"),
+    ("annot/attribution/nesting.py", r"if order\.is_sorted.*", r"1 becomes \d", "only the copy is saved, or no column"),
+    ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
+    ("annot/attribution/process_ranges.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
+    ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
     ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
 )
 
