@@ -323,6 +323,15 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
     assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
 
 
+def test_five_layers_with_idle_time_are_named() -> None:
+    rows = Rows()
+    for layer in range(6):
+        begin = 1000 * (layer + 1)
+        rows.range(f"net.{layer} Linear |fwd", begin * US, (begin + 999) * US)
+        rows.kernel((begin + 1) * US, ((begin + 500 + layer) * US, (begin + 990) * US), name=TENSOR)
+    assert Facts(attribute(rows.build())).idle_layers == [f"net.{layer}" for layer in (5, 4, 3, 2, 1)]
+
+
 @pytest.mark.parametrize(("gap", "layers"), [(10, ["net.a", "net.b"]), (9, ["net.a"])])
 def test_layers_with_little_idle_time_are_not_named(gap: int, layers: list[str]) -> None:
     """A place of idle time has at least a tenth of it: 10 of 100 µs, and not 9 of 99."""

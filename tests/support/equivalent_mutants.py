@@ -11,6 +11,12 @@ _EQUIVALENT: Final = (
     # file, pattern of the line of code, change, reason
     ("annot/report/units.py", r"longest = max\(.*default=0\)", "0 becomes 1", "1 ns has the unit of 0 ns"),
     ("annot/analyze/verdict.py", r"several = .* else 1", "1 becomes 0", "only more than 1 is named"),
+    (
+        "annot/attribution/busy_time.py",
+        r"if topmost.* == 1:",
+        "(== becomes !=|1 becomes [02])",
+        "a shorter way to the same",
+    ),
     ("annot/attribution/nesting.py", r"weight = .*", "2 becomes 3", "the same order of weights"),
     ("annot/attribution/nesting.py", r"if order\.is_sorted.*", r"1 becomes \d", "only the copy is saved, or no column"),
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
