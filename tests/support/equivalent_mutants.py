@@ -22,6 +22,8 @@ _EQUIVALENT: Final = (
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
     ("annot/attribution/process_ranges.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
+    ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
+    ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),
     ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
 )
 
