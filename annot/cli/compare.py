@@ -48,10 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="profile of the baseline")
     parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
-        "--by", metavar="ROW",
+        "--by",
+        metavar="ROW",
         choices=("layer", "module", "phase", "kind", "kernel"),
         help="rows of the table: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
-    )  # fmt: skip
+    )
     parser.add_argument("--all", action="store_true", help="print all rows that changed, and the notes")
     parser.add_argument(
         "--expand", action="append", nargs="?", const="", metavar="PATH",
@@ -59,27 +60,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "without PATH (then write --expand after B); can be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--top", type=output.number_type("of rows, 1 or more", lambda top: top >= 1, int), metavar="N",
+        "--top",
+        type=output.number_type("of rows, 1 or more", lambda top: top >= 1, int),
+        metavar="N",
         help="show the N rows whose time changes most, the largest change first",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--min-share",
         metavar="P",
         help="hide rows below P percent of the time of the longer run",
-        type=output.number_type("from 0 to 100", lambda part: 0 <= part <= 100, lambda t: float(t.removesuffix("%"))),
+        type=output.number_type("from 0 to 100", lambda value: 0 <= value <= 100, lambda t: float(t.removesuffix("%"))),
     )
     output.add_step_arguments(parser)
     output.add_output_arguments(parser, "html")
     ci = parser.add_argument_group("in CI")
     ci.add_argument(
-        "--fail-above", type=output.number_type("above 0", lambda factor: factor > 0), metavar="F",
+        "--fail-above",
+        type=output.number_type("above 0", lambda factor: factor > 0),
+        metavar="F",
         help="exit with 3 if a step or a row takes more than F times as long in B, or new rows take more than F times "
         "as long as removed rows; exit with 4 if A and B are not comparable, except with --force",
-    )  # fmt: skip
+    )
     ci.add_argument(
-        "--least-share", type=output.number_type("above 0", lambda share: -1 < share <= 1), default=0.01, metavar="S",
+        "--least-share",
+        type=output.number_type("above 0", lambda share: -1 < share <= 1),
+        default=0.01,
+        metavar="S",
         help="ignore rows below this share of the time; default: 0.01",
-    )  # fmt: skip
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,7 +150,7 @@ def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, 
     from annot.attribution.line_tree import by_line
     from annot.report.folds import with_groups
 
-    found: list[Folds] = []
+    folds: list[Folds] = []
     wrong: list[ValueError] = []
     for side in sides:
         lines = by_line(side)
@@ -152,10 +160,10 @@ def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, 
             wrong.append(error)
             rows = with_groups(lines, lines)
         layers = rows.drop_nulls("group").select("layer", "module", "group")
-        found.append({(layer, module): group for layer, module, group in layers.iter_rows()})
+        folds.append({(layer, module): group for layer, module, group in layers.iter_rows()})
     if len(wrong) == len(sides):
         raise wrong[0]
-    return found[0], found[1]
+    return folds[0], folds[1]
 
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:

@@ -30,9 +30,12 @@ COMMANDS: Final = {
 }
 """Commands with a line of help."""
 _OPTIONAL: Final = {
-    "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+    "polars": "polars",
+    "rich": "rich",
+    "msgspec": "msgspec",
+    "adbc_driver_sqlite": "adbc-driver-sqlite",
     "shtab": "'annot[completion]'",
-}  # fmt: skip
+}
 """Modules that only some commands need, and their packages."""
 _EXAMPLES: Final = """\
 examples:
@@ -139,10 +142,10 @@ class _Parser(argparse.ArgumentParser):
     """Parser whose errors suggest the nearest name for a misspelt command, value or option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:  # report it here: the parser of the program lacks the options of its commands
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         import difflib

@@ -64,18 +64,20 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="label of the ranges that mark steps, # matches any number; default: detected",
     )
     parser.add_argument(
-        "--step-kind", metavar="KIND",
+        "--step-kind",
+        metavar="KIND",
         help="use only steps of this kind, in a profile of a serving engine: prefill, decode, mixed, ...; default: the "
         "most frequent kind, and all kinds with --total",
-    )  # fmt: skip
+    )
 
 
 def add_peaks_argument(parser: argparse._ActionsContainer) -> None:
     """Add the option for the peaks of another machine."""
     parser.add_argument(
-        "--peaks", metavar="FILE",
+        "--peaks",
+        metavar="FILE",
         help="peaks of the device: a file of annot calibrate; default: measured on this machine, else the data sheet",
-    )  # fmt: skip
+    )
 
 
 def settle_format(args: argparse.Namespace) -> None:
@@ -85,11 +87,11 @@ def settle_format(args: argparse.Namespace) -> None:
     """
     if args.format is None:
         name = args.output.name.lower() if args.output is not None else ""
-        known = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
-        found = next((form for ending, form in known.items() if name.endswith(ending)), None)
-        if found is None and (suffix := Path(name).suffix):
-            raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(known)}, or --format")
-        args.format = found or "table"
+        endings = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
+        chosen = next((form for ending, form in endings.items() if name.endswith(ending)), None)
+        if chosen is None and (suffix := Path(name).suffix):
+            raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(endings)}, or --format")
+        args.format = chosen or "table"
     if getattr(args, "open", False) and (args.format != "html" or args.output is None):
         raise UsageError("--open shows a page: use it with -o OUT.html")
     if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
@@ -164,7 +166,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
         return [as_parquet(report)]
     if form == "table":
         return [plain_text(show, _UNLIMITED).encode()]
-    return (part.encode() for part in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
+    return (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
 
 
 def number_type(
@@ -174,12 +176,12 @@ def number_type(
 
     def number(text: str) -> float:
         try:
-            found = parse(text)
+            value = parse(text)
         except ValueError:
-            found = math.nan
-        if not fits(found):
+            value = math.nan
+        if not fits(value):
             raise argparse.ArgumentTypeError(f"must be a number {must}, got {text!r}")
-        return found
+        return value
 
     return number
 

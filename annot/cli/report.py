@@ -83,16 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
     # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
-        "--by", type=_row, metavar="ROW",
+        "--by",
+        type=_row,
+        metavar="ROW",
         help="rows of the table: layer, module (class), kernel, kind (of kernel), op, step, phase, expert (of a "
         "mixture), stage (of a pipeline), summary (parts of the step) or advice (and reasons, code); default: layer",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--columns", choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
+        "--columns",
+        choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
         help="columns of the table: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
         "hardware counters); tensor (use of Tensor Cores or Matrix Cores); memory; communication (exposed and hidden "
         "collectives); all (all columns of layers); default: time",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--all", action="store_true", help="print the whole table below the answer: all layers, totals, notes"
     )
@@ -110,13 +113,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the N rows with the most time, the longest first; of layers, the most self time",
     )
     percent = output.number_type(
-        "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
+        "from 0 to 100", lambda value: 0 <= value <= 100, lambda text: float(text.removesuffix("%"))
     )
     parser.add_argument("--min-share", type=percent, metavar="P", help="hide rows below P percent of the total time")
     parser.add_argument(
-        "--sort", choices=("order", "time"),
+        "--sort",
+        choices=("order", "time"),
         help="order: by first occurrence (kernels: by time); time: longest first; default: order",
-    )  # fmt: skip
+    )
     per = parser.add_mutually_exclusive_group()
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
     per.add_argument(
@@ -124,10 +128,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_step_arguments(parser)
     parser.add_argument(
-        "--capture", action="append", metavar="TRACE",
+        "--capture",
+        action="append",
+        metavar="TRACE",
         help="trace of the capture of the GPU graphs that PROFILE replays: the replays get the layers of the capture; "
         "can be repeated; default: files named capture... in the folder of PROFILE",
-    )  # fmt: skip
+    )
     output.add_peaks_argument(parser)
     output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
@@ -337,7 +343,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
     run = _opened(args)
     try:
         if not isinstance(run, Run):
-            return _of_ranks(run, options, args.rank)
+            return _view_ranks(run, options, args.rank)
         return run.view(**options) if args.dask is None else _view_on(args.dask, run, options)
     except ValueError as error:
         raise AnnotError(str(error)) from None
@@ -351,7 +357,7 @@ def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
     return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
 
 
-def _of_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
+def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
     from annot.runs.gather import OneRankError
 
     try:

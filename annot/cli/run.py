@@ -42,21 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.usage = "annot run [-o OUT] [--collector NAME] [--layers] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT",
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT",
         help="profile to write; default: the first unused name of annot1.sqlite, annot2.sqlite, ... in the current "
         "folder (annot1.json.gz, ... for --collector torch)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--collector", choices=COLLECTORS, default="auto",
+        "--collector",
+        choices=COLLECTORS,
+        default="auto",
         help="nsys: Nsight Systems, records ranges and GPU activity and keeps its report beside OUT; recorder: annot's "
         "recorder, records ranges only; torch: torch.profiler in the first Python process, writes a Chrome trace "
         "(compressed if OUT ends in .gz); auto: nsys if installed, else recorder; default: auto",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--layers", action="store_true",
+        "--layers",
+        action="store_true",
         help="emit ranges of every PyTorch and Keras model that is called, as `annot.emit_ranges(model)` does, until "
         "the script makes its first block of emit_ranges",
-    )  # fmt: skip
+    )
     force = "replace an existing OUT, and OUT.parts of a killed run"
     parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--no-report", action="store_true", help="do not print the report at the end")

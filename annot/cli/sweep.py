@@ -66,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the sweep")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT",
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT",
         help="output folder; default: the name of CONFIG with the suffix .sweep, in the current folder",
-    )  # fmt: skip
+    )
     parser.add_argument("--collector", choices=COLLECTORS, help="collector of annot run; default: from CONFIG")
     parser.add_argument("--retry", action="store_true", help="repeat failed runs")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
@@ -93,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
-        for one in sweep.runs:
-            state = "  # finished" if finished(folder, one) else ""
-            print(f"{shlex.join(one.command)}{state}")
+        for sweep_run in sweep.runs:
+            state = "  # finished" if finished(folder, sweep_run) else ""
+            print(f"{shlex.join(sweep_run.command)}{state}")
         return 0
     with locked(folder), _terminable():
         table = table_of_runs(sweep, folder, _results(sweep, folder, retry=args.retry))
@@ -129,13 +132,13 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
     from annot.sweep.runs import finished, perform
 
     results = []
-    for number, one in enumerate(sweep.runs, 1):
-        result = finished(folder, one)
+    for number, sweep_run in enumerate(sweep.runs, 1):
+        result = finished(folder, sweep_run)
         if result is None or (retry and result.problem):
-            say(f"{number}/{len(sweep.runs)} {one.name}")
-            result = perform(folder, one, sweep)
+            say(f"{number}/{len(sweep.runs)} {sweep_run.name}")
+            result = perform(folder, sweep_run, sweep)
             if result.problem:
-                say(f"{one.name}: {result.problem}")
+                say(f"{sweep_run.name}: {result.problem}")
         results.append(result)
     return results
 

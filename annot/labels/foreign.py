@@ -100,10 +100,10 @@ def _sizes(texts: pl.Series) -> pl.Series:
     if not texts.str.contains(", sizes", literal=True).any():
         return pl.Series([None], dtype=pl.String).new_from_index(0, texts.len())
     raw = texts.str.extract(_SIZES)
-    known = raw.unique()
-    shapes = known.str.replace_all(", ", ",").str.replace_all("],[", "] [", literal=True)
+    distinct = raw.unique()
+    shapes = distinct.str.replace_all(", ", ",").str.replace_all("],[", "] [", literal=True)
     shapes = shapes.str.replace_all(r"\[\] ?", "").str.strip_chars()
-    return raw.replace(known, pl.select(pl.when(shapes != "").then(shapes)).to_series())
+    return raw.replace(distinct, pl.select(pl.when(shapes != "").then(shapes)).to_series())
 
 
 def operation(stem: str) -> Label:
@@ -160,7 +160,7 @@ def _function_stack(text: str) -> Label | None:
     """Return the label of the modules in the function stack that DLProf records for an operation."""
     match = _FUNCTION_STACK.search(text)
     frames = match[1].split("/")[:-1] if match else []
-    modules = [found for frame in frames if (found := _FORWARD_FRAME.fullmatch(frame))]
+    modules = [frame_match for frame in frames if (frame_match := _FORWARD_FRAME.fullmatch(frame))]
     if not modules:
         return None
     path = "/".join(f"{name}{number or ''}" for name, number in (module.groups() for module in modules))

@@ -53,6 +53,6 @@ def hooks_of(names: pl.Series) -> pl.DataFrame:
         >>> hooks_of(pl.Series(["FSDP::pre_forward (blocks.2._checkpoint_wrapped_module)"])).row(0)
         ('pre', 'forward', 'blocks.2')
     """
-    found = names.str.extract_groups(_HOOK).struct.unnest()
+    hooks = names.str.extract_groups(_HOOK).struct.unnest()
     layer = pl.col("layer").fill_null("").str.replace_all(_WRAPPERS, "").str.strip_prefix(".")
-    return found.with_columns(pl.when(pl.col("side").is_not_null()).then(layer).alias("layer"))
+    return hooks.with_columns(pl.when(pl.col("side").is_not_null()).then(layer).alias("layer"))

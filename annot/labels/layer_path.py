@@ -82,7 +82,9 @@ def layers_of(path: str) -> list[str]:
         (['', 'h.0.ln_1'], ['h.0'])
     """
     names = path.split(FUSED)
-    return [path] if len(names) == 1 else ["" if one == MODEL else one for one in names if not _OMITTED.fullmatch(one)]
+    if len(names) == 1:
+        return names
+    return ["" if name == MODEL else name for name in names if not _OMITTED.fullmatch(name)]
 
 
 def around(path: str) -> Iterator[str]:
@@ -111,7 +113,7 @@ def relative(path: str, outer: str) -> str:
         'a+(3 more)+e'
     """
     if FUSED in path:
-        names = [relative(one, outer) for one in path.split(FUSED)]
+        names = [relative(layer, outer) for layer in path.split(FUSED)]
         more = len(names) - _SHOWN + 1
         return FUSED.join(names if more <= 1 else [names[0], f"({more} more)", names[-1]])
     if not outer or not is_within(path, outer):

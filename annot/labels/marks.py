@@ -120,8 +120,8 @@ def parse_cpu(text: str) -> dict[str, int | str] | None:
     match = _CPU.fullmatch(text)
     if match is None:
         return None
-    found = {name: value for name, value in zip(_FACTS, match.groups(), strict=True) if value is not None}
-    return {name: value if name == "backend" else int(value) for name, value in found.items()}
+    facts = {name: value for name, value in zip(_FACTS, match.groups(), strict=True) if value is not None}
+    return {name: value if name == "backend" else int(value) for name, value in facts.items()}
 
 
 def format_loader(*, workers: int, persistent: bool, pinned: bool) -> str:
@@ -152,8 +152,8 @@ def format_machine(facts: Mapping[str, str]) -> str:
         >>> format_machine({"PyTorch": "2.9.0+cpu", "Python": "3.11.2", "CPU": "AMD EPYC"})
         'Machine PyTorch=2.9.0+cpu Python=3.11.2 CPU=AMD EPYC'
     """
-    known = {name: facts.get(name, "") for name in _VERSIONS} | {"CPU": cpu_model(facts.get("CPU", ""))}
-    return MACHINE.rstrip() + "".join(f" {name}={fact}" for name, fact in known.items() if fact)
+    fields = {name: facts.get(name, "") for name in _VERSIONS} | {"CPU": cpu_model(facts.get("CPU", ""))}
+    return MACHINE.rstrip() + "".join(f" {name}={fact}" for name, fact in fields.items() if fact)
 
 
 def parse_machine(text: str) -> dict[str, str] | None:
@@ -166,8 +166,8 @@ def parse_machine(text: str) -> dict[str, str] | None:
     match = _MACHINE.fullmatch(text)
     if match is None:
         return None
-    found = dict(zip((*_VERSIONS, "CPU"), match.groups(), strict=True))
-    return {name: cpu_model(fact) if name == "CPU" else fact for name, fact in found.items() if fact is not None}
+    facts = dict(zip((*_VERSIONS, "CPU"), match.groups(), strict=True))
+    return {name: cpu_model(fact) if name == "CPU" else fact for name, fact in facts.items() if fact is not None}
 
 
 def cpu_model(text: str) -> str:

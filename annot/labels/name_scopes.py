@@ -97,40 +97,40 @@ def operation(name: str) -> Operation:
         ('transformer', 'layer_5')
     """
     name = name[:_LONGEST].partition(";")[0]  # a fused XLA instruction belongs to its first operation
-    parts = name.split("/")
-    heads = {head for head, bracket, _ in (part.partition("(") for part in parts) if bracket}
+    segments = name.split("/")
+    heads = {head for head, bracket, _ in (segment.partition("(") for segment in segments) if bracket}
     if heads & (_FUNCTIONS | _TRANSFORMS):
-        return _jax(parts)
+        return _jax(segments)
     return _tensorflow(name.partition("#")[0].partition("::")[0])
 
 
 def _tensorflow(name: str) -> Operation:
     node, _, kind = _TRANSFER.sub("", name, count=1).partition(":")
-    parts = [part for part in node.split("/") if part]
-    gradients = [level for level, part in enumerate(parts) if _GRADIENTS.fullmatch(part)]
+    segments = [segment for segment in node.split("/") if segment]
+    gradients = [level for level, segment in enumerate(segments) if _GRADIENTS.fullmatch(segment)]
     if gradients:
-        parts = [part.removesuffix("_grad") for part in parts[gradients[-1] + 1 :]]
-    inlined = [level for level, part in enumerate(parts[:-1]) if _INLINED.fullmatch(part)]
+        segments = [segment.removesuffix("_grad") for segment in segments[gradients[-1] + 1 :]]
+    inlined = [level for level, segment in enumerate(segments[:-1]) if _INLINED.fullmatch(segment)]
     if inlined:
-        parts = parts[inlined[-1] + 1 :]
-    while parts and (_CALL.fullmatch(parts[0]) or _REPLICA.fullmatch(parts[0])):
-        del parts[0]
-    last = parts.pop() if parts else ""
-    if parts and _READ.fullmatch(last) and _TYPED.fullmatch(parts[-1]):
-        parts.pop()  # "dense/MatMul/ReadVariableOp": the last scope is an operation
-    return _operation(parts, kind or _COUNTED.sub("", last), backward=bool(gradients), named=bool(gradients))
+        segments = segments[inlined[-1] + 1 :]
+    while segments and (_CALL.fullmatch(segments[0]) or _REPLICA.fullmatch(segments[0])):
+        del segments[0]
+    last = segments.pop() if segments else ""
+    if segments and _READ.fullmatch(last) and _TYPED.fullmatch(segments[-1]):
+        segments.pop()  # "dense/MatMul/ReadVariableOp": the last scope is an operation
+    return _operation(segments, kind or _COUNTED.sub("", last), backward=bool(gradients), named=bool(gradients))
 
 
-def _jax(parts: list[str]) -> Operation:
+def _jax(segments: list[str]) -> Operation:
     backward, scope = False, []
-    for part in parts:
-        while (wrapped := _WRAPPED.fullmatch(part)) and wrapped[1] in _TRANSFORMS:
+    for segment in segments:
+        while (wrapped := _WRAPPED.fullmatch(segment)) and wrapped[1] in _TRANSFORMS:
             backward |= wrapped[1] == "transpose"
-            part = wrapped[2]
-        if part and not (wrapped and wrapped[1] in _FUNCTIONS):
-            scope.append(part)
+            segment = wrapped[2]
+        if segment and not (wrapped and wrapped[1] in _FUNCTIONS):
+            scope.append(segment)
     last = scope.pop() if scope else ""
-    scope = [part for part in scope if part not in _CONTROL and not _BRANCH.fullmatch(part)]
+    scope = [segment for segment in scope if segment not in _CONTROL and not _BRANCH.fullmatch(segment)]
     return _operation(scope, last, backward=backward)
 
 
@@ -160,12 +160,12 @@ class Scopes:
 
     def add(self, name: str) -> Operation:
         """Add an operation by its name in the file, and return it."""
-        known = self._operations.get(name)
-        if known is None:
-            known = self._operations[name] = operation(name)
-            if known.phase != "backward":
-                self._forward.update(known.scope[:depth] for depth in range(1, len(known.scope) + 1))
-        return known
+        parsed = self._operations.get(name)
+        if parsed is None:
+            parsed = self._operations[name] = operation(name)
+            if parsed.phase != "backward":
+                self._forward.update(parsed.scope[:depth] for depth in range(1, len(parsed.scope) + 1))
+        return parsed
 
     def levels(self, name: str) -> tuple[str, ...]:
         """Return the range texts of the scopes of an operation, outermost first. Call `add` for all operations first.
@@ -189,28 +189,30 @@ class Scopes:
             >>> scopes.layers("StatefulPartitionedCall/gradient_tape/net_1/fc/MatMul/MatMul_1:MatMul")[-1].layer
             'net/fc'
         """
-        known = self.add(name)
-        marked = [] if known.phase == "optimizer" else self._marked(name)
+        parsed = self.add(name)
+        marked = [] if parsed.phase == "optimizer" else self._marked(name)
         if marked:
-            phase: tag.Phase = "backward" if known.phase == "backward" else "forward"
+            phase: tag.Phase = "backward" if parsed.phase == "backward" else "forward"
             return [replace(layer, phase=phase) for layer in marked]
-        scope = known.scope
-        if known.phase == "optimizer":  # the scopes inside the optimizer repeat for every weight
-            levels = (level for level, part in enumerate(scope, 1) if _OPTIMIZER.fullmatch(part))
+        scope = parsed.scope
+        if parsed.phase == "optimizer":  # the scopes inside the optimizer repeat for every weight
+            levels = (level for level, segment in enumerate(scope, 1) if _OPTIMIZER.fullmatch(segment))
             scope = scope[: next(levels, len(scope))]
-        if known.named and scope not in self._forward and scope[:-1] in self._forward:
+        if parsed.named and scope not in self._forward and scope[:-1] in self._forward:
             scope = scope[:-1]
-        return [tag.Tag("/".join(scope[:depth]), phase=known.phase) for depth in range(1, len(scope) + 1)]
+        return [tag.Tag("/".join(scope[:depth]), phase=parsed.phase) for depth in range(1, len(scope) + 1)]
 
     def _marked(self, name: str) -> list[tag.Tag]:
         """Return the layers of the longest marked scope in a name and of the marked scopes that it begins with."""
         if not self._layers:
             return []
-        parts = name[:_LONGEST].partition(":")[0].split("/")[: 2 * _DEEPEST]
-        spans = ((end - begin, begin) for begin in range(len(parts)) for end in range(begin + 1, len(parts) + 1))
-        known = ((length, begin) for length, begin in spans if "/".join(parts[begin : begin + length]) in self._layers)
-        length, begin = max(known, default=(0, 0))
-        around = ("/".join(parts[begin : begin + depth]) for depth in range(1, length + 1))
+        segments = name[:_LONGEST].partition(":")[0].split("/")[: 2 * _DEEPEST]
+        spans = ((end - begin, begin) for begin in range(len(segments)) for end in range(begin + 1, len(segments) + 1))
+        marked = (
+            (length, begin) for length, begin in spans if "/".join(segments[begin : begin + length]) in self._layers
+        )
+        length, begin = max(marked, default=(0, 0))
+        around = ("/".join(segments[begin : begin + depth]) for depth in range(1, length + 1))
         return [self._layers[scope] for scope in around if scope in self._layers]
 
     def _text(self, layer: tag.Tag) -> str:

@@ -50,8 +50,8 @@ def phase_of(name: str) -> str:
     """
     words = " ".join(_WORDS.findall(name)).lower()
     inside = _FUNCTION.search(name)
-    found = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
-    return next(found, inside[1] if inside and "." in name else "other")
+    phases = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
+    return next(phases, inside[1] if inside and "." in name else "other")
 
 
 def name_of(text: str) -> str:
@@ -87,7 +87,7 @@ def folded(names: Collection[str]) -> dict[str, str]:
         columns = [set(column) for column in zip(*(numbers for _, numbers in members), strict=True)]
         varies = [len(column) > 1 for column in columns]
         if any(varies) and all(_counts(column) for column in columns):
-            result |= {name: _with_marks(name, varies) for name, _ in members}
+            result |= {name: _mark_numbers(name, varies) for name, _ in members}
     return result
 
 
@@ -97,7 +97,7 @@ def _counts(numbers: Collection[str]) -> bool:
     return max(values) - min(values) < len(values)
 
 
-def _with_marks(name: str, varies: list[bool]) -> str:
+def _mark_numbers(name: str, varies: list[bool]) -> str:
     """Replace the numbers of a name that vary by ``#``."""
     which = iter(varies)
     return _NUMBER.sub(lambda number: "#" if next(which) else number[0], name)

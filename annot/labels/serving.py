@@ -110,5 +110,7 @@ def _kind(prefills: int, decodes: int) -> str:
 
 
 _ENGINES: Final[Mapping[str, Callable[[str], ServingStep | None]]] = {
-    "vLLM": _vllm, "SGLang": _sglang, "TensorRT-LLM": _tensorrt_llm,
-}  # fmt: skip
+    "vLLM": _vllm,
+    "SGLang": _sglang,
+    "TensorRT-LLM": _tensorrt_llm,
+}

@@ -257,7 +257,7 @@ def parse(text: str) -> Tag | None:
             "" if match["layer"] == _WORDS[phase][1] else _unquote(match["layer"]),
             _unquote(module),
             phase,
-            tuple(_tensor(*parts) for parts in _TENSOR_PARTS.findall(match["tensors"])),
+            tuple(_tensor(*fields) for fields in _TENSOR_PARTS.findall(match["tensors"])),
             int(match["omitted"] or 0),
             None if match["step"] is None else int(match["step"]),
             _unquote(op),

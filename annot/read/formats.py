@@ -52,10 +52,11 @@ class Reader(Protocol):
 
 
 _READERS: Final = (
-    "nsys.sqlite_export", "nvprof.sqlite_file", "nsys.nsys_rep", "nsys.parquet_export", "recording.export", "proton",
+    "nvprof.sqlite_file", "nsys.sqlite_export", "nsys.nsys_rep", "nsys.parquet_export", "recording.export", "proton",
     "kineto.reader", "ncu.ncu_rep", "ncu.csv_export", "nvprof.csv_output", "xplane.reader",
 )  # fmt: skip
-"""Modules of `annot.read`. Each is imported when those before it have not recognized the file."""
+"""Modules of `annot.read`. Each is imported when those before it have not recognized the file. Nsight's reader recognizes
+every SQLite file that is not nvprof's."""
 
 # Common files that are not profiles: their first bytes and the error message.
 _OTHER_FILES: Final = (

@@ -46,5 +46,5 @@ def sentences(notes: Counter[str]) -> list[str]:
         >>> sentences(Counter({"annot skipped {range} without a thread.": 2, "annot skipped {invalid event}.": 0}))
         ['annot skipped 2 ranges without a thread.']
     """
-    known = ((text, number, _NOUN.search(text)) for text, number in notes.items() if number)
-    return [text.replace(noun[0], counted(number, noun[1]), 1) if noun else text for text, number, noun in known]
+    matches = ((text, number, _NOUN.search(text)) for text, number in notes.items() if number)
+    return [text.replace(noun[0], counted(number, noun[1]), 1) if noun else text for text, number, noun in matches]

@@ -100,7 +100,7 @@ def _decoded(data: bytes) -> tuple[list[_Node], list[dict[str, Any]]]:
             trees.append(decode(element, type=_Node))
         else:
             by_vendor = decode(element, type=dict[str, dict[str, dict[str, Any]]])
-            devices += [_device(vendor, *one) for vendor, rows in by_vendor.items() for one in rows.items()]
+            devices += [_device(vendor, *row) for vendor, rows in by_vendor.items() for row in rows.items()]
     return trees, devices
 
 
@@ -161,7 +161,7 @@ class _Tables:
             if isinstance(node, dict):
                 node["end"] = self._tick()
                 continue
-            inside = list(_inside(node))
+            inside = list(_inner_nodes(node))
             if inside or not node.is_kernel:
                 pending += [opened] if (opened := self._opened(node)) else []
             if node.is_kernel:
@@ -219,15 +219,15 @@ class _Tables:
         )
 
 
-def _inside(node: _Node) -> Iterator[_Node]:
+def _inner_nodes(node: _Node) -> Iterator[_Node]:
     """Yield the scopes and kernels in a node. The other children of a kernel are the source lines of its samples."""
     return (child for child in node.children if not node.is_kernel or child.is_kernel or child.children)
 
 
 def _leads_to_frame(node: _Node) -> bool:
     """Return whether a node is a Python frame around one other frame. Stacks of servers have dozens of such frames."""
-    frames = [node, *node.children]
-    return len(frames) == 2 and not node.is_kernel and all(_PYTHON_FRAME.fullmatch(one.frame.name) for one in frames)
+    names = [level.frame.name for level in (node, *node.children)]
+    return len(names) == 2 and not node.is_kernel and all(map(_PYTHON_FRAME.fullmatch, names))
 
 
 def _whole(node: _Node, metric: str) -> int:

@@ -116,7 +116,7 @@ class Database:
         """
         request = _Request(table, integers, texts, where_in)
         try:
-            frames = list(self._from_pages(request, _BLOCK_ROWS))
+            frames = list(self._scan_pages(request, _BLOCK_ROWS))
         except _NeedsQueryError:
             frames = [self._fetch(request, request.condition)]
         return pl.concat([request.empty, *frames])
@@ -129,20 +129,20 @@ class Database:
         total = self._last_row(table) if has_listener() else None
         done = 0
         try:
-            for frame in self._from_pages(request, rows):
+            for frame in self._scan_pages(request, rows):
                 done += frame.height
                 yield frame
                 tell(f"reading {table}", done, total, "rows")
         except _NeedsQueryError:
-            yield from self._from_queries(request, rows, done)
+            yield from self._query_blocks(request, rows, done)
 
     def _last_row(self, table: str) -> int | None:
         """Return the approximate number of rows without reading them, or None for a table without rowids."""
         rowid = self._rowid(table)
-        found = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
-        return found if isinstance(found, int) else None
+        last = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
+        return last if isinstance(last, int) else None
 
-    def _from_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
+    def _scan_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
         native = tables()
         if native is None:
             raise _NeedsQueryError
@@ -204,7 +204,7 @@ class Database:
         named |= {name: (-1, "alias") for name in _ROWID if name not in taken}
         return named | {_quoted(name): field for name, field in named.items()}
 
-    def _from_queries(self, request: _Request, rows: int, done: int) -> Iterator[pl.DataFrame]:
+    def _query_blocks(self, request: _Request, rows: int, done: int) -> Iterator[pl.DataFrame]:
         rowid = self._rowid(request.table)
         if rowid is None:
             yield from self._fetch(request, request.condition)[done:].iter_slices(rows)
@@ -262,8 +262,8 @@ def open_database(path: Path) -> Iterator[Database]:
             with adbc_driver_sqlite.connect(uri) as driver, adbc.AdbcConnection(driver) as bulk:
                 yield Database(path, plain, bulk)
     except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        found = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
-        raise AnnotError(f"{path} is a damaged SQLite file: {found}") from None
+        problem = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
+        raise AnnotError(f"{path} is a damaged SQLite file: {problem}") from None
 
 
 _JOURNALS: Final = {

@@ -203,9 +203,9 @@ def formatted(
         >>> [column.show(rows[0]) for column in formatted([COLUMNS["gpu_ns"], COLUMNS["calls"]], rows, None)]
         ['1.50', '2']
     """
-    used = [one for one in columns if any(row.get(one.name) is not None for row in rows)]
-    unit = unit_for(row[one.name] for one in used if one.unit == "ns" for row in rows)
-    return [_formatted(one, rows, whole, unit, units=units) for one in used]
+    used = [column for column in columns if any(row.get(column.name) is not None for row in rows)]
+    unit = unit_for(row[column.name] for column in used if column.unit == "ns" for row in rows)
+    return [_formatted(column, rows, whole, unit, units=units) for column in used]
 
 
 def _formatted(
@@ -245,7 +245,7 @@ def _plain(value: Any) -> str:
 
 
 _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "share": lambda part: "" if part is None else f"{100 * part:.1f}%",
+    "share": lambda ratio: "" if ratio is None else f"{100 * ratio:.1f}%",
     "percent": lambda percent: "" if percent is None else f"{percent:.1f}%",
     "ratio": lambda ratio: "" if ratio is None else f"{ratio:.3f}",
     "count": count,
@@ -259,9 +259,12 @@ _BUSY: Final = "gpu_busy_ns"
 _TIME: Final = ("time_ns", "gpu_self_ns", "host_self_ns")
 """The time of a row: the first of these columns that is not 0."""
 _RATES: Final = {
-    "flops_per_s": ("flops", "", 1e9), "bytes_per_s": ("bytes", "", 1e9), "intensity": ("flops", "bytes", 1.0),
-    "ratio": ("flops_measured", "flops", 1.0), "tc_share": ("tc_ns", "gpu_self_ns", 1.0),
-}  # fmt: skip
+    "flops_per_s": ("flops", "", 1e9),
+    "bytes_per_s": ("bytes", "", 1e9),
+    "intensity": ("flops", "bytes", 1.0),
+    "ratio": ("flops_measured", "flops", 1.0),
+    "tc_share": ("tc_ns", "gpu_self_ns", 1.0),
+}
 """Numerator, denominator (empty: the time) and factor of each rate."""
 
 
@@ -271,9 +274,10 @@ def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.Da
     Rows of one batch size cover only the steps of that size, whose number is in `batch_steps`.
     """
     sums = [
-        one.name for one in columns
-        if one.combined in ("sum", "inclusive") and one.unit != "share" and one.name in rows.columns
-    ]  # fmt: skip
+        column.name
+        for column in columns
+        if column.combined in ("sum", "inclusive") and column.unit != "share" and column.name in rows.columns
+    ]
     covered = pl.col("batch_steps").fill_null(steps) if "batch_steps" in rows.columns else pl.lit(steps)
     return rows.with_columns(pl.col(sums) / covered)
 
@@ -290,9 +294,11 @@ def combined(
     rows = rows.with_columns(
         pl.lit(1.0).alias(_WEIGHT) if time is None else pl.col(time).cast(pl.Float64).alias(_WEIGHT)
     )
-    present = [one for one in columns if one.name in rows.columns and one.name not in keys]
-    left_out = {one.name for one in present if one.combined == "inclusive" and (not beside or one.name == _BUSY)}
-    values = [_combined(one, rows.columns).alias(one.name) for one in present if one.name not in left_out]
+    present = [column for column in columns if column.name in rows.columns and column.name not in keys]
+    left_out = {
+        column.name for column in present if column.combined == "inclusive" and (not beside or column.name == _BUSY)
+    }
+    values = [_combined(column, rows.columns).alias(column.name) for column in present if column.name not in left_out]
     return rows.group_by(*keys, maintain_order=True).agg(values)
 
 
@@ -327,11 +333,11 @@ def summed(name: str) -> pl.Expr:
 
 def of_names(names: Iterable[str | Column]) -> list[Column]:
     """Return columns by name. ``name=Title`` replaces the heading of a column."""
-    found = []
+    columns = []
     for name in names:
         if isinstance(name, Column):
-            found.append(name)
+            columns.append(name)
             continue
         name, _, title = name.partition("=")
-        found.append(replace(COLUMNS[name], title=title) if title else COLUMNS[name])
-    return found
+        columns.append(replace(COLUMNS[name], title=title) if title else COLUMNS[name])
+    return columns

@@ -83,13 +83,11 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
     groups = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
     _check(expand, lines, groups)
     shown = {
-        member.number: number
-        for number, line in enumerate(_folded(lines, groups))
-        for member in line.members or [line]
-    }  # fmt: skip
-    found = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
+        member.number: number for number, line in enumerate(_folded(lines, groups)) for member in line.members or [line]
+    }
+    records = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
     schema = {"line": pl.Int64, "layer": pl.String, "module": pl.String, "group": pl.String, "shown": pl.Int64}
-    table = pl.DataFrame(found, schema=schema, orient="row")
+    table = pl.DataFrame(records, schema=schema, orient="row")
     kept = rows.drop("group", "shown", strict=False)
     if "line" in rows.columns:
         joined = kept.join(table.select("line", "group", "shown"), on="line", how="left", maintain_order="left")
@@ -122,13 +120,14 @@ def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
     is_fold, module = pl.col("group").is_not_null(), pl.col("module").str.replace(f"^{COMPILED}.*", COMPILED)
     keys = [name for name in ("layer", "module", "phase", "batch", "batch_steps") if name in rows.columns]
     table = rows.with_columns(
-        layer=pl.coalesce("group", "layer"), module=pl.when(is_fold).then(module).otherwise("module"),
+        layer=pl.coalesce("group", "layer"),
+        module=pl.when(is_fold).then(module).otherwise("module"),
         folded=pl.when(is_fold).then("layer"),
-    ).with_row_index(_PLACE)  # fmt: skip
+    ).with_row_index(_PLACE)
     members = table.filter(is_fold)
     folds = combined(members, keys, columns, beside=True)
-    found = members.group_by(keys).agg(pl.col(_PLACE).min(), pl.col("folded").n_unique().cast(pl.Int64))
-    folds = folds.join(found, on=keys, nulls_equal=True)
+    counts = members.group_by(keys).agg(pl.col(_PLACE).min(), pl.col("folded").n_unique().cast(pl.Int64))
+    folds = folds.join(counts, on=keys, nulls_equal=True)
     others = table.filter(~is_fold).with_columns(folded=pl.lit(None, pl.Int64))
     return pl.concat([others, folds], how="diagonal_relaxed").sort(_PLACE).drop(_PLACE)
 
@@ -147,12 +146,12 @@ def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]
     """Return the columns of the layer table. With folds, their spread comes before the self time."""
     columns = tree_columns(report, lines)
     spreads = {id(line): spread_of(line, report.time) for line in lines if line.members}
-    known = [spread for spread in spreads.values() if spread]
-    if not known:
+    valid = [spread for spread in spreads.values() if spread]
+    if not valid:
         return columns
-    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.tree_rows[report.time])
+    unit, whole = unit_for(spread.slowest for spread in valid), unit_for(report.tree_rows[report.time])
 
-    def column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
+    def spread_column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
         def cell(line: Line) -> str:
             spread = spreads.get(id(line))
             return show(spread) if spread else ""
@@ -161,12 +160,12 @@ def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]
         return head(TREE[name], cell, title=f"{TREE[name].title}{own}")
 
     added = [
-        column("median", lambda spread: unit.show(spread.median)),
-        column("slowest", lambda spread: unit.show(spread.slowest)),
-        column("index", lambda spread: spread.index),
-        column("iqr", lambda spread: unit.show(spread.iqr)),
+        spread_column("median", lambda spread: unit.show(spread.median)),
+        spread_column("slowest", lambda spread: unit.show(spread.slowest)),
+        spread_column("index", lambda spread: spread.index),
+        spread_column("iqr", lambda spread: unit.show(spread.iqr)),
     ]
-    titles = [one.title for one in columns]
+    titles = [column.title for column in columns]
     own, share = (columns[titles.index(TREE[name].title)] for name in ("self", "share"))
     before, after = columns[: titles.index(own.title)], columns[titles.index(share.title) + 1 :]
     return [*before, share, *added, own, *after]
@@ -177,7 +176,7 @@ def spread_of(fold: Line, time: str) -> Spread | None:
     times = [(total, line) for line in fold.members if (total := line.get(time)) is not None]
     if len(times) < 2:
         return None
-    slowest, line = max(times, key=lambda one: one[0])
+    slowest, line = max(times, key=lambda pair: pair[0])
     values = [total for total, _ in times]
     first, _, third = quantiles(values, n=4, method="inclusive")
     return Spread(median(values), slowest, index_of(line, fold), third - first)
@@ -185,11 +184,11 @@ def spread_of(fold: Line, time: str) -> Spread | None:
 
 def index_of(line: Line, fold: Line) -> str:
     """Return what the stars of a fold stand for in one of its layers: ``17``, or ``17.5`` for two."""
-    layers = zip(*(one.key[0].split(FUSED) for one in (fold, line)), strict=False)
+    layers = zip(*(layer.key[0].split(FUSED) for layer in (fold, line)), strict=False)
     first = next((pair for pair in layers if "*" in pair[0]), ("", ""))
     names = zip(*(re.split("[./]", path) for path in first), strict=False)
-    found = [_INDEX.fullmatch(name) for pattern, name in names if pattern.endswith("*")]
-    return ".".join(one[2] if one else "0" for one in found)
+    matches = [_INDEX.fullmatch(name) for pattern, name in names if pattern.endswith("*")]
+    return ".".join(match[2] if match else "0" for match in matches)
 
 
 def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
@@ -202,7 +201,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
     while True:
         opened = set(seen)
         above: list[Line] = []
-        for line in _without(opened, lines):
+        for line in _unfolded_lines(opened, lines):
             around = above[line.depth - 1] if line.depth else None
             above[line.depth :] = [line]
             if line.members:
@@ -213,7 +212,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
             return
 
 
-def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
+def _unfolded_lines(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
     """Return the lines with folds, except the folds in `opened`, whose layers are separate lines."""
     return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
 
@@ -221,15 +220,15 @@ def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
 def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[int, str]:
     """Map the number of each line in a fold to the path of the fold. `unfolds` says which paths stay out of a fold."""
     inner = _inner(lines)
-    found: dict[int, str] = {}
+    fold_paths: dict[int, str] = {}
     pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
     while pending:
         siblings = pending.pop()
-        for node in _with_folds(siblings, inner, unfolds):
+        for node in _fold_siblings(siblings, inner, unfolds):
             repeats = len(node.lines) > 1  # a range of the program has the same name in each layer
-            found.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
+            fold_paths.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
             pending.append(_Siblings(node.path, _merged(node, inner)))
-    return found
+    return fold_paths
 
 
 @dataclass(slots=True)
@@ -260,15 +259,15 @@ def _inner(lines: Iterable[Line]) -> _Inner:
 
 def _merged(node: _Node, inner: _Inner) -> list[_Node]:
     """The nodes inside a node: the same layer inside each of its lines is one node."""
-    found: dict[_Key, _Node] = {}
+    nodes: dict[_Key, _Node] = {}
     names = _names(node, inner)
     for line in node.lines:
-        for one in inner[id(line)]:
-            path, module = _moved(one.key[0], line.key[0], node.path), line_class(one.module)
-            if name := names.get(id(one)):
+        for child in inner[id(line)]:
+            path, module = _moved(child.key[0], line.key[0], node.path), line_class(child.module)
+            if name := names.get(id(child)):
                 path = path.removesuffix(layer_path.last(path)) + name
-            found.setdefault((path, module), _Node(path, module, [])).lines.append(one)
-    return list(found.values())
+            nodes.setdefault((path, module), _Node(path, module, [])).lines.append(child)
+    return list(nodes.values())
 
 
 def _names(node: _Node, inner: _Inner) -> dict[int, str]:
@@ -278,21 +277,21 @@ def _names(node: _Node, inner: _Inner) -> dict[int, str]:
     """
     numbered: dict[_Key, list[list[tuple[int, str, Line]]]] = {}
     for place, line in enumerate(node.lines):
-        for one in inner[id(line)]:
-            stem, number = _numbered(layer_path.last(one.key[0]))
-            parts = numbered.setdefault((stem, one.module), [[] for _ in node.lines])
-            parts[place].append((number, layer_path.last(one.key[0]), one))
-    found: dict[int, str] = {}
-    for parts in numbered.values():
-        names = [name for part in parts for _, name, _ in part]
-        if len(set(names)) < len(names) or all(number < 0 for part in parts for number, _, _ in part):
+        for child in inner[id(line)]:
+            stem, number = _numbered(layer_path.last(child.key[0]))
+            occurrences = numbered.setdefault((stem, child.module), [[] for _ in node.lines])
+            occurrences[place].append((number, layer_path.last(child.key[0]), child))
+    renamed: dict[int, str] = {}
+    for occurrences in numbered.values():
+        names = [name for siblings in occurrences for _, name, _ in siblings]
+        if len(set(names)) < len(names) or all(number < 0 for siblings in occurrences for number, _, _ in siblings):
             continue
-        known: list[str] = []
-        for part in parts:
-            for place, (_, name, one) in enumerate(sorted(part, key=lambda each: each[0])):
-                known += [name] if place == len(known) else []
-                found[id(one)] = known[place]
-    return found
+        names_by_place: list[str] = []
+        for siblings in occurrences:
+            for place, (_, name, child) in enumerate(sorted(siblings, key=lambda each: each[0])):
+                names_by_place += [name] if place == len(names_by_place) else []
+                renamed[id(child)] = names_by_place[place]
+    return renamed
 
 
 def _numbered(name: str) -> tuple[str, int]:
@@ -304,11 +303,11 @@ def _numbered(name: str) -> tuple[str, int]:
 def _moved(path: str, old: str, new: str) -> str:
     """Replace the beginning of a path, of each layer of a fused kernel."""
     if FUSED in path:
-        return FUSED.join(_moved(part, old, new) for part in path.split(FUSED))
+        return FUSED.join(_moved(layer, old, new) for layer in path.split(FUSED))
     return new + path[len(old) :] if old and layer_path.is_within(path, old) else path
 
 
-def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
+def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
     """Return siblings with those that differ only in an index as one node; the pattern of most siblings wins."""
     patterns: dict[_Key, list[_Node]] = {}
     for node in siblings.nodes:
@@ -316,7 +315,7 @@ def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str]
             patterns.setdefault((pattern, node.module), []).append(node)
     taken: set[int] = set()
     folds: list[_Node] = []
-    for (pattern, module), nodes in sorted(patterns.items(), key=lambda one: -len(one[1])):
+    for (pattern, module), nodes in sorted(patterns.items(), key=lambda candidate: -len(candidate[1])):
         equal = _equal([node for node in nodes if id(node) not in taken], pattern, inner)
         if len(equal) < _LEAST:
             continue
@@ -326,7 +325,7 @@ def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str]
             kept = []
         if kept:
             folds.append(_Node(pattern, module, [line for node in kept for line in node.lines]))
-        folds += [node for node in equal if not any(node is one for one in kept)]
+        folds += [node for node in equal if not any(node is other for other in kept)]
     return [node for node in siblings.nodes if id(node) not in taken] + folds
 
 
@@ -339,12 +338,12 @@ def _patterns(node: _Node, above: str) -> Iterator[str]:
         yield _NUMBER.sub("*", node.path)
         return
     begin = len(above) + 1 if above and layer_path.is_within(node.path, above) else 0
-    parts = re.split(r"([./])", node.path[begin:])
-    for place in range(len(parts) - 1, -1, -2):
-        found = _INDEX.fullmatch(parts[place])
-        stem = found[1] if found else f"{parts[place]}_"  # Keras numbers the second layer of a class first
+    tokens = re.split(r"([./])", node.path[begin:])
+    for place in range(len(tokens) - 1, -1, -2):
+        match = _INDEX.fullmatch(tokens[place])
+        stem = match[1] if match else f"{tokens[place]}_"  # Keras numbers the second layer of a class first
         if not stem or stem.endswith("_") or node.module not in _CONTAINERS:
-            yield node.path[:begin] + "".join([*parts[:place], f"{stem}*", *parts[place + 1 :]])
+            yield node.path[:begin] + "".join([*tokens[:place], f"{stem}*", *tokens[place + 1 :]])
 
 
 def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
@@ -368,40 +367,40 @@ def _unfolds(text: str, path: str, fold: str) -> bool:
     return text in ("", fold) or layer_path.is_within(path, text) or layer_path.is_within(text, path)
 
 
-def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[int, str]) -> None:
+def _check(expand: Sequence[str], lines: Sequence[Line], groups: Mapping[int, str]) -> None:
     """Raise an error if a path of the user names no layer."""
     if all(text == "" for text in expand):
         return
     folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
-    paths = [*(line.key[0] for line in lines), *folds, *found.values()]
+    paths = [*(line.key[0] for line in lines), *folds, *groups.values()]
     for text in expand:
         if text and not any(layer_path.is_within(path, text) for path in paths):
-            known = ", ".join(folds[:5]) or "none"
-            raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
+            repeated = ", ".join(folds[:5]) or "none"
+            raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {repeated}")
 
 
 def _folded(lines: Sequence[Line], groups: Mapping[int, str]) -> list[Line]:
     """Return lines in depth-first order with those of a group as one."""
     inner = _inner(lines)
     shown: list[Line] = []
-    pending: list[tuple[list[Line], Line | None]] = [(part, None) for part in reversed(_parts(inner[None], groups))]
+    pending: list[tuple[list[Line], Line | None]] = [(block, None) for block in reversed(_grouped(inner[None], groups))]
     while pending:
         members, above = pending.pop()
         group = groups.get(members[0].number)
         line = members[0] if group is None else _fold(group, members, above)
         shown.append(line)
-        inside = [one for member in members for one in inner[id(member)]]
-        pending += [(part, line) for part in reversed(_parts(inside, groups))]
+        inside = [child for member in members for child in inner[id(member)]]
+        pending += [(block, line) for block in reversed(_grouped(inside, groups))]
     return shown
 
 
-def _parts(lines: Iterable[Line], groups: Mapping[int, str]) -> list[list[Line]]:
+def _grouped(lines: Iterable[Line], groups: Mapping[int, str]) -> list[list[Line]]:
     """Return the lines of each fold, and each other line alone, in the order of the rows."""
-    parts: dict[Any, list[Line]] = {}
+    grouped: dict[Any, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.place):
         group = groups.get(line.number)
-        parts.setdefault(line.number if group is None else (group, line_class(line.module)), []).append(line)
-    return list(parts.values())
+        grouped.setdefault(line.number if group is None else (group, line_class(line.module)), []).append(line)
+    return list(grouped.values())
 
 
 def _fold(path: str, members: list[Line], above: Line | None) -> Line:
@@ -421,13 +420,13 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
 
 def _sum(rows: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
     """The row of a fold. Its busy time is unknown, because its layers can overlap."""
-    found: dict[str, Any] = dict.fromkeys(rows[0])
-    for name in found:
+    sums: dict[str, Any] = dict.fromkeys(rows[0])
+    for name in sums:
         if name in COLUMNS and COLUMNS[name].combined in ("sum", "inclusive") and name != "gpu_busy_ns":
-            known = [row[name] for row in rows if row[name] is not None]
-            found[name] = sum(known) if known else None
+            values = [row[name] for row in rows if row[name] is not None]
+            sums[name] = sum(values) if values else None
     shapes = list(dict.fromkeys(shape for row in rows for shape in row["shapes"]))
-    return found | {"layer": path, "group": path, "shapes": shapes, **{name: rows[0][name] for name in _SAME}}
+    return sums | {"layer": path, "group": path, "shapes": shapes, **{name: rows[0][name] for name in _SAME}}
 
 
 _SAME: Final = ("module", "phase")

@@ -81,8 +81,8 @@ def _sources(report: Report) -> dict[tuple[str, str], str]:
     rows = report.rows if report.every is None else report.every
     if "source" not in rows.columns:
         return {}
-    known = rows.drop_nulls("source").select("layer", "module", "source")
-    return {(layer, module): source for layer, module, source in known.iter_rows()}
+    sources = rows.drop_nulls("source").select("layer", "module", "source")
+    return {(layer, module): source for layer, module, source in sources.iter_rows()}
 
 
 def _hot_row(line: Line, path: str, module: str, report: Report, source: str) -> HotRow:
@@ -92,9 +92,9 @@ def _hot_row(line: Line, path: str, module: str, report: Report, source: str) ->
     bound = None
     if times:
         longest = max(times, key=lambda phase: times[phase])
-        keys = [one.key for one in line.members] or [line.key]
-        known = (report.bounds.get((*key, longest)) for key in keys)
-        bound = next(filter(None, known), None)
+        keys = [member.key for member in line.members] or [line.key]
+        bounds = (report.bounds.get((*key, longest)) for key in keys)
+        bound = next(filter(None, bounds), None)
     return HotRow(path, module, len(line.members) or 1, times, calls, bound, source)
 
 

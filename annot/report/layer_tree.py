@@ -150,9 +150,10 @@ def lines_at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
         depth: number of levels to keep below the outermost layers; 0 keeps these, and the steps and ranges around them.
     """
     own = [
-        pl.col(name).sum() for name, column in COLUMNS.items()
+        pl.col(name).sum()
+        for name, column in COLUMNS.items()
         if column.combined == "sum" and name in rows.columns and name not in _OF_CALLS
-    ]  # fmt: skip
+    ]
     owners = _owners(rows, depth)
     owner = rows["line"].replace_strict(owners, return_dtype=pl.Int64)
     sums = rows.with_columns(line=owner).group_by("line", "phase").agg(own)
@@ -199,11 +200,11 @@ def _named_owners(lines: pl.DataFrame, depth: int) -> dict[Key, Key]:
     owner = lines["line"].replace_strict(_owners(lines, depth), return_dtype=pl.Int64)
     rows = lines.drop_nulls("own").group_by("line", maintain_order=True).agg(pl.col(*KEY[:2]).first(), "own")
     named = {line: (layer, module, own) for line, layer, module, own in rows.iter_rows()}
-    found: dict[Key, set[Key]] = {}
+    candidates: dict[Key, set[Key]] = {}
     for layer, module, phase, line in lines.select(*KEY[:2], "own", owner).drop_nulls("own").iter_rows():
         *name, phases = named.get(line, (layer, module, [phase]))
-        found.setdefault((layer, module, phase), set()).add((*name, phase if phase in phases else phases[0]))
-    return {key: next(iter(owners)) for key, owners in found.items() if len(owners) == 1}
+        candidates.setdefault((layer, module, phase), set()).add((*name, phase if phase in phases else phases[0]))
+    return {key: next(iter(owners)) for key, owners in candidates.items() if len(owners) == 1}
 
 
 def title(row: Mapping[str, Any]) -> tuple[str, str]:

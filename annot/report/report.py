@@ -148,8 +148,8 @@ class Report:
         whole = self.whole
         if not self.column or not whole:
             return self
-        found = self._selected(partial(at_least, ns=share * whole), self.column)
-        return replace(found, least=0.0 if self.tree_rows.is_empty() else share)
+        selected = self._selected(partial(at_least, ns=share * whole), self.column)
+        return replace(selected, least=0.0 if self.tree_rows.is_empty() else share)
 
     def _selected(
         self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame], column: str = ""
@@ -170,11 +170,11 @@ class Report:
         meta = self.meta | {name: self.meta[name] / steps for name in _SUMS_OF_META if self.meta.get(name) is not None}
         meta["per_step"] = steps
         if "devices" in meta:
-            meta["devices"] = [one | {"busy_ns": one["busy_ns"] / steps} for one in meta["devices"]]
-        columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
+            meta["devices"] = [device | {"busy_ns": device["busy_ns"] / steps} for device in meta["devices"]]
+        columns = {**COLUMNS, **{column.name: column for column in self.view.shown}}.values()
         if not self.view.sums:
             return replace(self, meta=meta)
-        every, tree = (None if one is None else per_step(one, columns, steps) for one in (self.every, self.tree))
+        every, tree = (None if table is None else per_step(table, columns, steps) for table in (self.every, self.tree))
         return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every, tree=tree)
 
 

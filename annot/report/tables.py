@@ -136,6 +136,12 @@ def page_columns() -> dict[str, list[dict[str, Any]]]:
 def as_data(columns: Iterable[Column]) -> list[dict[str, Any]]:
     """Return columns as the page takes them."""
     return [
-        {"name": one.name, "title": one.title, "unit": one.unit, "minor": one.least > 0, "full": one.full}
-        for one in columns
+        {
+            "name": column.name,
+            "title": column.title,
+            "unit": column.unit,
+            "minor": column.least > 0,
+            "full": column.full,
+        }
+        for column in columns
     ]

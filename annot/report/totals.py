@@ -15,7 +15,7 @@ __all__ = ["parts_of_time", "peaks_text", "totals"]
 def totals(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each line."""
     meta = report.meta
-    per_step = _per_step(meta)
+    per_step = _step_suffix(meta)
     if meta["kernels"] or meta["copies"]:
         yield f"GPU{per_step}", _device_line(meta)
     yield f"Host{per_step if meta['host_ns'] is not None else ''}", _host_line(meta)
@@ -25,8 +25,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     elif meta.get("steps_missing"):
         yield "Steps", f"no steps, because {meta['steps_missing']}"
-    if parts := parts_of_time(report):
-        yield parts[0], ", ".join(parts[1])
+    if times := parts_of_time(report):
+        yield times[0], ", ".join(times[1])
     if "peaks" in meta:
         yield "Peaks", printable(peaks_text(meta["peaks"]))
 
@@ -36,9 +36,9 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
     meta = report.meta
     if not report.shares or not (meta["steps"] or meta["kernels"]):
         return None
-    parts = sorted(report.shares.items(), key=lambda part: -part[1])
+    shares = sorted(report.shares.items(), key=lambda named_share: -named_share[1])
     run = "Run time without warm-up" if meta.get("without_warmup") else "Run time"
-    return "Step time" if meta["step_ns"] else run, [f"{share:.1%} {name}" for name, share in parts]
+    return "Step time" if meta["step_ns"] else run, [f"{share:.1%} {name}" for name, share in shares]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
@@ -60,16 +60,16 @@ def peaks_text(peaks: Mapping[str, Any]) -> str:
 
 def _device_line(meta: dict[str, Any]) -> str:
     whole = meta["gpu_ns"]
-    parts = [
+    texts = [
         f"{duration(meta[key])} {word} ({share(meta[key], whole) or '0.0%'})"
         for key, word in (("attributed_gpu_ns", "in ranges"), ("unattributed_gpu_ns", "unattributed"))
     ]
     warmup = meta.get("warmup_gpu_ns") if "per_step" not in meta else None
     more = f", {duration(warmup)} of it in warm-up" if warmup else ""
-    return f"{duration(whole)} = {parts[0]} + {parts[1]}{more}"
+    return f"{duration(whole)} = {texts[0]} + {texts[1]}{more}"
 
 
-def _per_step(meta: dict[str, Any]) -> str:
+def _step_suffix(meta: dict[str, Any]) -> str:
     if "per_step" not in meta:
         return ""
     steps = meta["per_step"]
@@ -83,7 +83,7 @@ def _host_line(meta: dict[str, Any]) -> str:
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"
-    return f"{duration(times)} in {ranges}{_of_processes(meta)}{_overlaps(meta)}"
+    return f"{duration(times)} in {ranges}{_process_suffix(meta)}{_overlaps(meta)}"
 
 
 def _overlaps(meta: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def _overlaps(meta: dict[str, Any]) -> str:
     return f". Some ranges overlap: the {what} takes {wall}, and shares are of {whole}, the sum of the rows"
 
 
-def _of_processes(meta: dict[str, Any]) -> str:
+def _process_suffix(meta: dict[str, Any]) -> str:
     """The processes over which the host time is a sum, and the time of those that load data, which steps lack."""
     several = f", the sum over {meta['processes']:,} processes" if meta["processes"] > 1 else ""
     workers = meta["workers"]

@@ -21,9 +21,7 @@ from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
 
-__all__ = [
-    "COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views",
-]  # fmt: skip
+__all__ = ["COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views"]
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")
@@ -95,7 +93,7 @@ class View:
         return of_names(self.columns)
 
 
-def _from(module: str, function: str) -> Rows:
+def _loader(module: str, function: str) -> Rows:
     """Return a function that imports its implementation from `annot.analyze` on the first call."""
 
     def rows(attribution: Attribution) -> pl.DataFrame:
@@ -181,7 +179,7 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
 
 def _grouped(view: View, *keys: str) -> Rows:
     """Return a function that combines the rows of a layer view by its keys."""
-    columns = [_REPLACED.get(one.name, one) for one in view.shown if one.name != "time_share"]
+    columns = [_REPLACED.get(column.name, column) for column in view.shown if column.name != "time_share"]
 
     def grouped(attribution: Attribution) -> pl.DataFrame:
         table = view.rows(attribution)
@@ -211,21 +209,21 @@ _ROOFLINE: Final = View(
     ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
      "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
-    _complete(_from("bottlenecks", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
+    _complete(_loader("bottlenecks", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
 )  # fmt: skip
 _OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
     View(
         "layers", "layer",
         (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
-        _from("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
+        _loader("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
     ),
     _WORK,
     _ROOFLINE,
     View(
         "layers", "layer",
         ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
-        _complete(_from("dlprof_reports", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
+        _complete(_loader("dlprof_reports", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
         calls=True, gpu=_TENSOR_CORES,
     ),
     View("layers", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer",
@@ -234,7 +232,7 @@ _VIEWS: Final = (
         "layers", "layer",
         ("phase", "exposed_ns", "wait_ns", Column("hidden_ns", "Hidden", "ns", "sum"), "calls", "operations",
          "waits_for", "bytes", "bus_bytes_per_s"),
-        _from("communication", "by_communication"), "communication", "Communication by layer",
+        _loader("communication", "by_communication"), "communication", "Communication by layer",
         empty="No collective was recorded.", keys=_LAYER,
     ),
     View(
@@ -242,7 +240,7 @@ _VIEWS: Final = (
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
          "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
          "memory_peak_bytes", Column("source", "Source", "text", least=140, full="File and line of the class")),
-        _from("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
+        _loader("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
         end="reason", calls=True,
     ),
     View(
@@ -262,7 +260,7 @@ _VIEWS: Final = (
         "modules", "module",
         ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
          "host_ns"),
-        _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
+        _loader("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
         calls=True, gpu=_TENSOR_CORES,
     ),
     View(
@@ -288,12 +286,12 @@ _VIEWS: Final = (
     View(
         "executions", "kernel",
         ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
-        _from("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
+        _loader("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
         end="name", sums=False, calls=True,
     ),
     View(
         "kinds", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
-        _from("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", label="kind",
+        _loader("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", label="kind",
         gpu=_KERNELS, calls=True,
     ),
     View(
@@ -303,12 +301,12 @@ _VIEWS: Final = (
         keys=("op", "phase"),
     ),
     View("ops", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
-         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", label="op",
+         _loader("operator_table", "by_op_work"), "work", "Work by operation and shape", label="op",
          end="inputs", empty=_NO_OPERATIONS),
     View("ops", "op",
          ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
           "bytes", "precision"),
-         _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
+         _loader("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
          end="inputs", empty=_NO_OPERATIONS),
     View(
         "steps", "step",
@@ -323,7 +321,7 @@ _VIEWS: Final = (
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _from("experts", "by_expert"), heading="Time and imbalance of experts", label="path",
+        _loader("experts", "by_expert"), heading="Time and imbalance of experts", label="path",
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
@@ -333,15 +331,15 @@ _VIEWS: Final = (
          Column("bubble_ns", "Bubble", "ns", "sum"),
          Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
          Column("transfer_ns", "Send/recv", "ns", "sum", 90)),
-        _from("pipeline_stages", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
+        _loader("pipeline_stages", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
         empty="No actions of torch.distributed.pipelining were recorded.", keys=("action", "phase"),
     ),
     View(
-        "summary", "summary", ("count", "ns", "share", "hidden_ns"), _from("run_summary", "by_summary"),
+        "summary", "summary", ("count", "ns", "share", "hidden_ns"), _loader("run_summary", "by_summary"),
         heading="Summary: sums over the run", label="item", end="text", sums=False, calls=True,
     ),
     View(
-        "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", layout="advice",
+        "advice", "advice", (), _loader("advice", "by_advice"), heading="Advice", layout="advice",
         empty="No advice for this profile.", sums=False, calls=True,
     ),
 )  # fmt: skip
@@ -362,7 +360,7 @@ def views() -> Mapping[str, View]:
 def other_views() -> tuple[View, ...]:
     """Return the views of packages with an entry point ``annot.views``. An error in their rows is an `AnnotError`."""
     extensions = loaded("annot.views", View)
-    return tuple(replace(one.target, rows=partial(one.require, one.target.rows)) for one in extensions)
+    return tuple(replace(plugin.target, rows=partial(plugin.require, plugin.target.rows)) for plugin in extensions)
 
 
 def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:

@@ -60,11 +60,11 @@ def run_each(
     """
     count = min(workers or _cpus(), len(paths))
     if dask is not None:
-        return [*_counted(_on_dask(task, paths, dask, count), len(paths))]
+        return [*_counted(_run_on_dask(task, paths, dask, count), len(paths))]
     # fsspec's memory:// files exist in this process only.
     if count <= 1 or any(path.startswith("memory://") for path in paths):
         return [*_counted((_attempt(task, path) for path in paths), len(paths))]
-    return _in_processes(task, paths, count)
+    return _run_in_processes(task, paths, count)
 
 
 def run_one(task: Callable[[str], _Result], path: str, *, dask: str) -> _Result:
@@ -100,7 +100,7 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers: int) -> list[_Result | Failure]:
+def _run_in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers: int) -> list[_Result | Failure]:
     results = dict(_counted(_pooled(task, paths, workers), len(paths)))
     for path in paths:
         if path not in results:  # a dead worker breaks the whole pool: retry each remaining file alone
@@ -110,14 +110,14 @@ def _in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers:
 
 def _pooled(
     task: Callable[[str], _Result], paths: Sequence[str], workers: int
-) -> Iterator[tuple[str, _Result | Failure]]:  # fmt: skip
+) -> Iterator[tuple[str, _Result | Failure]]:
     """Yield results; files without a result after a worker died are left out."""
     threads = max(1, _cpus() // workers)
     spawn = multiprocessing.get_context("spawn")  # polars can deadlock after a fork (its user guide, multiprocessing)
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(threads,)) as pool:
         futures: dict[str, Future[_Result | Failure]] = {}
         try:
-            with _without_main():
+            with _hide_main():
                 for path in paths:
                     futures[path] = pool.submit(_attempt, task, path)
         except BrokenProcessPool:
@@ -130,7 +130,7 @@ def _pooled(
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Hide the main module while workers start, because multiprocessing imports it again in each of them.
 
     A training script would train again (`multiprocessing.spawn.get_preparation_data`).
@@ -148,9 +148,9 @@ def _start_worker(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the worker without a traceback
 
 
-def _on_dask(
+def _run_on_dask(
     task: Callable[[str], _Result], paths: Sequence[str], address: str, workers: int
-) -> Iterator[_Result | Failure]:  # fmt: skip
+) -> Iterator[_Result | Failure]:
     with _client(address, workers) as client:
         futures = [client.submit(_attempt, task, path, pure=False) for path in paths]
         for path, future in zip(paths, futures, strict=True):

@@ -197,10 +197,10 @@ class Ranks(Frames):
         Raises:
             AnnotError: all profiles are unusable, or the rank does not exist.
         """
-        found = {one["rank"]: one for one in self._usable}
-        if number not in found:
-            raise AnnotError(f"rank {number} does not exist: choose from {', '.join(map(str, found))}")
-        return self._runs.setdefault(number, self._run(found[number]))
+        rows = {row["rank"]: row for row in self._usable}
+        if number not in rows:
+            raise AnnotError(f"rank {number} does not exist: choose from {', '.join(map(str, rows))}")
+        return self._runs.setdefault(number, self._run(rows[number]))
 
     def page(self, rank: int | None = None) -> dict[str, Any]:
         """Return the data of the HTML page: the comparison of all ranks, and all views of the first 16 or of one.
@@ -214,7 +214,7 @@ class Ranks(Frames):
         self._usable = usable = _usable(report.meta)
         if rank is not None:
             self.rank(rank)
-        shown = [one for one in usable if rank in (None, one["rank"])][:_PAGES]
+        shown = [row for row in usable if rank in (None, row["rank"])][:_PAGES]
         if rank is None and len(usable) > len(shown):
             report.meta["notes"].append(
                 f"The page has views of the first {len(shown)} of {len(usable)} ranks. Select another rank (--rank N, "
@@ -222,7 +222,7 @@ class Ranks(Frames):
             )
         events = EVENTS // len(shown)
         runs = [
-            self._run(one).page_of_run(name=f"rank {one['rank']}", rank=one["rank"], events=events) for one in shown
+            self._run(row).page_of_run(name=f"rank {row['rank']}", rank=row["rank"], events=events) for row in shown
         ]
         return ranks_data(runs, report.across, report.meta, report.time)
 
@@ -247,13 +247,13 @@ class Ranks(Frames):
     def _usable(self) -> list[dict[str, Any]]:
         return _usable(self._compared(find_view("phase"), total=True).meta)
 
-    def _run(self, one: dict[str, Any]) -> Run:
-        return Run(one["source"], replace(self.selection, process=one["process"], by_process=False))
+    def _run(self, row: dict[str, Any]) -> Run:
+        return Run(row["source"], replace(self.selection, process=row["process"], by_process=False))
 
     def _frame(self, by: str) -> pl.DataFrame:
         """Return the rows of a view of all ranks, sums, with the column `rank`."""
         tables = _tables(self._read(find_view(by), total=True))
-        return _with_rank({number: table.report.rows.drop("collective_ns") for number, table in tables.items()})
+        return _concat_ranks({number: table.report.rows.drop("collective_ns") for number, table in tables.items()})
 
     def _compared(self, view: View, total: bool) -> ShownRanks:
         ranks = self._read(view, total)
@@ -288,14 +288,14 @@ def _tables(ranks: Sequence[_Rank]) -> dict[int, RankTable]:
     return {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
 
 
-def _with_rank(rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
+def _concat_ranks(rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     """Return the rows of all ranks, with the rank in the first column."""
-    parts = [one.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in rows.items()]
-    return pl.concat(parts, how="diagonal_relaxed")
+    tables = [table.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, table in rows.items()]
+    return pl.concat(tables, how="diagonal_relaxed")
 
 
 def _usable(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in meta["ranks"] if one["error"] is None]
+    return [row for row in meta["ranks"] if row["error"] is None]
 
 
 def rank_tables(path: str, view: str, selection: Selection, total: bool = True) -> list[RankTable]:
@@ -304,8 +304,8 @@ def rank_tables(path: str, view: str, selection: Selection, total: bool = True) 
     if not selection.by_process:
         return [_table(run, view, total)]
     runs = run.of_processes()
-    tables = [_table(one, view, total) for one in runs]
-    if left_out := activities_outside(run.source, [one.selection.process or 0 for one in runs]):
+    tables = [_table(process_run, view, total) for process_run in runs]
+    if left_out := activities_outside(run.source, [process_run.selection.process or 0 for process_run in runs]):
         tables[0].report.meta["notes"].append(
             f"{left_out:,} GPU activities are left out because their processes are not ranks."
         )
@@ -320,35 +320,35 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     rows = with_collectives(report.rows, attribution, views()[view], steps)
     collective_ns, number = collectives if steps == 1 else (value / steps for value in collectives)
     meta = report.meta | {"collective_ns": collective_ns, "collectives": number}
-    process, known = run.selection.process, run.source.meta
-    rank = known.get("rank")
+    process, source_meta = run.selection.process, run.source.meta
+    rank = source_meta.get("rank")
     if process is not None:
-        rank = next((one.get("rank") for one in known.get("processes", ()) if one["process"] == process), None)
-    found = collectives_of(attribution).table if view == _COMMUNICATION else None
+        rank = next((row.get("rank") for row in source_meta.get("processes", ()) if row["process"] == process), None)
+    table = collectives_of(attribution).table if view == _COMMUNICATION else None
     step = (report.meta["step_ns"] or {}).get("mean")
     times = times_of_rank(Facts(attribution), step) if run.is_small(attribution) else None
-    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found, times, program_of(attribution))
+    return RankTable(rank, process, replace(report, rows=rows, meta=meta), table, times, program_of(attribution))
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
     """Return all ranks in order, ranks without a number last."""
-    parts = [
-        (path, named, part)
+    outcomes = [
+        (path, named, outcome)
         for path, named, result in zip(paths, rank_numbers(paths), results, strict=True)
-        for part in (result if isinstance(result, list) else [result])
+        for outcome in (result if isinstance(result, list) else [result])
     ]
-    recorded = [part.rank for _, _, part in parts if isinstance(part, RankTable)]
+    recorded = [outcome.rank for _, _, outcome in outcomes if isinstance(outcome, RankTable)]
     numbers: list[int | None]
     if None not in recorded and len(set(recorded)) == len(recorded) > 0:  # the file name counts for unusable profiles
         numbers = [
-            part.rank if isinstance(part, RankTable) else None if named in recorded else named
-            for _, named, part in parts
+            outcome.rank if isinstance(outcome, RankTable) else None if named in recorded else named
+            for _, named, outcome in outcomes
         ]
-    elif len(parts) > len(paths):
-        numbers = list(range(len(parts)))
+    elif len(outcomes) > len(paths):
+        numbers = list(range(len(outcomes)))
     else:
-        numbers = [named for _, named, _ in parts]
-    ranks = [_Rank(number, path, part) for number, (path, _, part) in zip(numbers, parts, strict=True)]
+        numbers = [named for _, named, _ in outcomes]
+    ranks = [_Rank(number, path, outcome) for number, (path, _, outcome) in zip(numbers, outcomes, strict=True)]
     return sorted(ranks, key=lambda rank: (rank.number is None, rank.number or 0))
 
 
@@ -356,20 +356,24 @@ def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) ->
     reports = {number: table.report for number, table in tables.items()}
     device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
     time = _time(view.key, device=device)
-    rows = _with_rank({number: one.rows for number, one in reports.items()}).with_columns(work_ns=work_time(time))
+    rows = _concat_ranks({number: report.rows for number, report in reports.items()}).with_columns(
+        work_ns=work_time(time)
+    )
     across = across_ranks(rows, view.keys)
     if view.key == _COMMUNICATION:
-        rows, across = _with_skew(rows, across, tables)
+        rows, across = _add_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
     return ShownRanks(view, time, rows, across, reports, _meta(ranks, tables))
 
 
-def _with_skew(
+def _add_skew(
     rows: pl.DataFrame, across: pl.DataFrame, tables: Mapping[int, RankTable]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Add skew_ns and transfer_ns to the rows of each rank, and the columns of `arrivals` to the layers."""
-    skew = skew_of({number: one.collectives for number, one in tables.items() if one.collectives is not None})
-    steps = skew["rank"].replace_strict({number: one.report.meta.get("per_step", 1) for number, one in tables.items()})
+    skew = skew_of({number: table.collectives for number, table in tables.items() if table.collectives is not None})
+    steps = skew["rank"].replace_strict(
+        {number: table.report.meta.get("per_step", 1) for number, table in tables.items()}
+    )
     if (steps > 1).any():
         skew = skew.with_columns(pl.col("skew_ns", "transfer_ns") / steps)
     rows = rows.join(skew, on=["rank", *KEY], how="left", maintain_order="left")
@@ -407,7 +411,7 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
         "steps": max(meta["steps"] for meta in metas.values()),
         "profiles": len(sources),
         "failed": len(failed),
-        "ranks": [_of_rank(rank) for rank in ranks],
+        "ranks": [_rank_facts(rank) for rank in ranks],
         "across": across | {"step_ns": spread_of(step_times)},
         "cut": _cut({number: meta["cut"] for number, meta in metas.items() if meta["cut"]}),
         "notes": _notes(ranks),
@@ -421,12 +425,12 @@ def _cut(sentences: Mapping[int, str]) -> str:
     return next((f"Rank {rank}{more}: {sentence}" for rank, sentence in sentences.items()), "")
 
 
-def _of_rank(rank: _Rank) -> dict[str, Any]:
+def _rank_facts(rank: _Rank) -> dict[str, Any]:
     if isinstance(rank.result, Failure):
         nulls = dict.fromkeys(_OF_RANK)
         return {"rank": rank.number, **nulls, "source": rank.source, "error": rank.result.reason}
-    known = rank.result.report.meta | {"process": rank.result.process}
-    return {"rank": rank.number, **{name: known[name] for name in _OF_RANK}, "error": None}
+    facts = rank.result.report.meta | {"process": rank.result.process}
+    return {"rank": rank.number, **{name: facts[name] for name in _OF_RANK}, "error": None}
 
 
 def _notes(ranks: Sequence[_Rank]) -> list[str]:

@@ -53,12 +53,12 @@ def open(  # noqa: A001 - the public name is `annot.open`
         >>> run.layers["host_ns"].to_list()
         [900]
     """
-    captures = tuple(os.fspath(one) for one in ((capture,) if isinstance(capture, str | os.PathLike) else capture))
+    captures = tuple(os.fspath(path) for path in ((capture,) if isinstance(capture, str | os.PathLike) else capture))
     selection = Selection(domain, steps, step_range, step_kind, by_process=by_process, captures=captures, peaks=peaks)
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     if not several and not isinstance(profile, str | os.PathLike):
         return Run(with_capture_files(profile, captures) if captures else profile, selection)  # type: ignore[arg-type]
     if several and not profile:
         raise ValueError("profile must name at least one file, got an empty list")
-    paths = expand([os.fspath(one) for one in (profile if several else [profile])])  # type: ignore[union-attr, arg-type]
+    paths = expand([os.fspath(path) for path in (profile if several else [profile])])  # type: ignore[union-attr, arg-type]
     return Run(paths[0], selection) if len(paths) == 1 and not by_process else Ranks(paths, selection)

@@ -45,13 +45,13 @@ def expand(patterns: Sequence[str]) -> list[str]:
         >>> expand(["run_rank10.sqlite", "run_rank2.sqlite", "run_rank2.sqlite"])
         ['run_rank2.sqlite', 'run_rank10.sqlite']
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in patterns:
         matches = _remote(pattern) if is_url(pattern) else _local(pattern)
         if not matches:
             raise AnnotError(f"{pattern} matches no file")
-        found.update(matches)
-    return sorted(found, key=_natural)
+        paths.update(matches)
+    return sorted(paths, key=_natural)
 
 
 def rank_numbers(paths: Sequence[str]) -> list[int]:
@@ -69,7 +69,7 @@ def rank_numbers(paths: Sequence[str]) -> list[int]:
         >>> rank_numbers(["n1_7.sqlite", "n1_9.sqlite"]), rank_numbers(["a.sqlite", "b.sqlite"])
         ([7, 9], [0, 1])
     """
-    for numbers in (_after_rank(paths), _only_difference(paths)):
+    for numbers in (_numbers_after_rank(paths), _only_difference(paths)):
         if len(set(numbers)) == len(paths):
             return numbers
     return list(range(len(paths)))
@@ -113,13 +113,13 @@ def _copy(path: str, source: IO[bytes], copy: Path) -> None:
 
 def _local(pattern: str) -> list[str]:
     if Path(pattern).is_dir():
-        return _in_folder(Path(pattern)) or [pattern]
+        return _folder_profiles(Path(pattern)) or [pattern]
     if Path(pattern).exists() or not glob.has_magic(pattern):
         return [pattern]
     return glob.glob(pattern, recursive=True)
 
 
-def _in_folder(folder: Path) -> list[str]:
+def _folder_profiles(folder: Path) -> list[str]:
     """Return the profiles in a folder that is not a profile itself.
 
     A report beside its export, and captures of graphs beside other profiles, are left out.
@@ -135,8 +135,8 @@ def _in_folder(folder: Path) -> list[str]:
     exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
     reports = (".nsys-rep", ".qdrep")
     profiles = (path for path in files if path.suffix not in reports or path.with_suffix("") not in exported)
-    found = [path for path in profiles if is_profile(path)]
-    return [str(path) for path in found if not is_capture(path)] or [*map(str, found)]
+    paths = [path for path in profiles if is_profile(path)]
+    return [str(path) for path in paths if not is_capture(path)] or [*map(str, paths)]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -178,13 +178,13 @@ def _unreadable(path: str, error: Exception) -> AnnotError:
 
 def _natural(path: str) -> list[tuple[int, int, str]]:
     """Return a sort key that compares numbers in names by value."""
-    parts = enumerate(_NUMBER.split(path))  # split with one group: odd elements are the numbers
-    return [(1, int(part), part) if index % 2 else (0, 0, part) for index, part in parts]
+    tokens = enumerate(_NUMBER.split(path))  # split with one group: odd elements are the numbers
+    return [(1, int(token), token) if index % 2 else (0, 0, token) for index, token in tokens]
 
 
-def _after_rank(paths: Sequence[str]) -> list[int]:
-    found = [_RANK.findall(path) for path in paths]
-    return [int(numbers[-1]) for numbers in found if numbers] if all(found) else []
+def _numbers_after_rank(paths: Sequence[str]) -> list[int]:
+    matches = [_RANK.findall(path) for path in paths]
+    return [int(numbers[-1]) for numbers in matches if numbers] if all(matches) else []
 
 
 def _only_difference(paths: Sequence[str]) -> list[int]:
@@ -193,4 +193,4 @@ def _only_difference(paths: Sequence[str]) -> list[int]:
     differ = [index for index, column in enumerate(columns) if len(set(column)) > 1]
     if len(set(map(len, split))) > 1 or len(differ) != 1 or not differ[0] % 2:
         return []
-    return [int(part) for part in columns[differ[0]]]
+    return [int(number) for number in columns[differ[0]]]

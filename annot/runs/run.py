@@ -98,8 +98,8 @@ class Frames(ABC):
         """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
         from annot.report.export.json_csv_parquet import as_json
 
-        parts = as_json(self.view(by, **{"total": True} | options))
-        write_file(path, (part.encode() for part in parts), force=True)
+        chunks = as_json(self.view(by, **{"total": True} | options))
+        write_file(path, (chunk.encode() for chunk in chunks), force=True)
 
     @abstractmethod
     def __repr__(self) -> str:
@@ -331,18 +331,18 @@ class Run(Frames):
         steady = steady and self.selection.steps is None
         profile = self._source(calls)
         calls = calls or isinstance(profile, Profile)  # a profile in memory has the names of API calls
-        for key, known in self._attributed.items():
+        for key, attribution in self._attributed.items():
             # Without steps, those after the warm-up are the whole profile.
-            if key[0] >= calls and (key[1] == steady or known.steps.table.is_empty()):
-                return known
-        known = self._attributed[calls, steady] = self._attribute(profile, steady)
-        return known
+            if key[0] >= calls and (key[1] == steady or attribution.steps.table.is_empty()):
+                return attribution
+        attribution = self._attributed[calls, steady] = self._attribute(profile, steady)
+        return attribution
 
     def _source(self, calls: bool) -> Source:
         if self._profile is not None:
             return self._profile
-        if (known := self._sources.get(calls)) is not None:
-            return known
+        if (cached := self._sources.get(calls)) is not None:
+            return cached
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
             opened = load(self.file) if small else source(self.file, calls=calls)
@@ -364,9 +364,9 @@ class Run(Frames):
             profile = one_process(profile, selection.process)
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
-        whole = next((known.whole for known in self._attributed.values() if known.source is profile), None)
+        whole = next((other.whole for other in self._attributed.values() if other.source is profile), None)
         try:
-            found = attribute(
+            attribution = attribute(
                 profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
                 step_kind=selection.step_kind, whole=whole,
             )  # fmt: skip
@@ -374,7 +374,9 @@ class Run(Frames):
             if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
                 raise
             raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
-        return found if selection.peaks is None else replace(found, meta=found.meta | {GIVEN: selection.peaks})
+        if selection.peaks is None:
+            return attribution
+        return replace(attribution, meta=attribution.meta | {GIVEN: selection.peaks})
 
     def _frame(self, by: str) -> pl.DataFrame:
         view = find_view(by)
@@ -427,7 +429,7 @@ def _trees(
         lines = with_groups(lines, lines, expand)
         return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
     shown = with_groups(rows, lines, expand) if expand else rows
-    tree = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    tree = folded_rows(shown, {**COLUMNS, **{column.name: column for column in view.shown}}.values())
     return {"every": rows, "tree": tree}
 
 

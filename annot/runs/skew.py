@@ -15,9 +15,7 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_chains import KEY
 from annot.report.views import View
 
-__all__ = [
-    "across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time",
-]  # fmt: skip
+__all__ = ["across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time"]
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
@@ -28,7 +26,7 @@ def collective_time(attribution: Attribution) -> tuple[int, int]:
 
     They are the communication kernels (NCCL, RCCL), or in a profile without GPU activity the ranges of collectives.
     """
-    if _on_gpu(attribution):
+    if _has_gpu_activity(attribution):
         kernels = attribution.names.filter(_is_collective())
         return int(kernels["gpu_ns"].sum()), int(kernels["calls"].sum())
     ranges = attribution.nodes.filter(_waits(attribution))
@@ -45,16 +43,16 @@ def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, s
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
     if view.key not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
-    name = "gpu_ns" if _on_gpu(attribution) else "host_ns"
-    part = view.rows(_only_collectives(attribution))
+    name = "gpu_ns" if _has_gpu_activity(attribution) else "host_ns"
+    collectives = view.rows(_only_collectives(attribution))
     time = pl.col(name) if steps == 1 else pl.col(name) / steps
-    part = part.select(*view.keys, time.alias("collective_ns"))
-    return rows.join(part, on=list(view.keys), how="left", maintain_order="left")
+    collectives = collectives.select(*view.keys, time.alias("collective_ns"))
+    return rows.join(collectives, on=list(view.keys), how="left", maintain_order="left")
 
 
 def _only_collectives(attribution: Attribution) -> Attribution:
     """Return the attribution without the times outside collectives."""
-    if not _on_gpu(attribution):
+    if not _has_gpu_activity(attribution):
         own = pl.when(_waits(attribution)).then("host_self_ns").otherwise(0)
         nodes = attribution.nodes.with_columns(host_self_ns=own, host_overlap_ns=pl.lit(0, pl.Int64))
         forest = replace(attribution.forest, crossing=attribution.forest.crossing.clear())
@@ -68,7 +66,7 @@ def _only_collectives(attribution: Attribution) -> Attribution:
     return replace(attribution, nodes=nodes, crossing_gpu_ns=zeros)
 
 
-def _on_gpu(attribution: Attribution) -> bool:
+def _has_gpu_activity(attribution: Attribution) -> bool:
     return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum()).item())
 
 
@@ -134,8 +132,8 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     Returns:
         rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.
     """
-    parts = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
-    rows = pl.concat(parts).sort("rank", "start", maintain_order=True)
+    tables = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
+    rows = pl.concat(tables).sort("rank", "start", maintain_order=True)
     same = ("operation", "group")
     one_device = (pl.col("device").n_unique().over("rank") == 1).alias("one_device")
     rows = rows.with_columns(one_device, number=pl.int_range(pl.len()).over("rank", *same))
@@ -143,17 +141,15 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
         pl.len().alias("count"), pl.col("ranks").max(), pl.col("one_device").all()
     )
     whole = (pl.len() > 1) & (pl.len() == pl.col("ranks").max().fill_null(pl.len())) & pl.col("one_device").all()
-    known = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
-    rows = rows.join(known.select(same), on=same, how="semi")
+    comparable = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
+    rows = rows.join(comparable.select(same), on=same, how="semi")
     ns = pl.col("end") - pl.col("start")
     rows = rows.with_columns(ns=ns, transfer_ns=ns.min().over(*same, "number")).filter(pl.col("calls") > 0)
     skew = (pl.col("ns") - pl.col("transfer_ns")).sum().alias("skew_ns")
     return rows.group_by("rank", *KEY).agg(skew, pl.col("transfer_ns").sum())
 
 
-_SEQUENCE: Final = (
-    "device", "start", "end", "calls", *KEY, "operation", pl.col("group").fill_null(""), "ranks",
-)  # fmt: skip
+_SEQUENCE: Final = ("device", "start", "end", "calls", *KEY, "operation", pl.col("group").fill_null(""), "ranks")
 
 
 def arrivals(rows: pl.DataFrame) -> pl.DataFrame:
@@ -165,9 +161,10 @@ def arrivals(rows: pl.DataFrame) -> pl.DataFrame:
     """
     least = pl.col("rank").filter(pl.col("skew_ns") == pl.col("skew_ns").min()).min()
     return rows.group_by(KEY).agg(
-        _median("skew_ns").alias("skew_median_ns"), _median("transfer_ns").alias("transfer_median_ns"),
+        _median("skew_ns").alias("skew_median_ns"),
+        _median("transfer_ns").alias("transfer_median_ns"),
         late=pl.when(pl.col("skew_ns").max() > pl.col("skew_ns").min()).then(least),
-    )  # fmt: skip
+    )
 
 
 def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
@@ -177,13 +174,13 @@ def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
         ranks: number of ranks; median, min, max (ns); fastest and slowest: the rank with the minimum and the maximum,
         the lowest rank if several have it. None if all ranks are ignored.
     """
-    known = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
-    if not known:
+    ranked = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
+    if not ranked:
         return None
-    low, high, most = known[(len(known) - 1) // 2][0], known[len(known) // 2][0], known[-1][0]
+    low, high, most = ranked[(len(ranked) - 1) // 2][0], ranked[len(ranked) // 2][0], ranked[-1][0]
     return {
-        "ranks": len(known), "median": low + (high - low) // 2, "min": known[0][0], "max": most,
-        "fastest": known[0][1], "slowest": next(rank for ns, rank in known if ns == most),
+        "ranks": len(ranked), "median": low + (high - low) // 2, "min": ranked[0][0], "max": most,
+        "fastest": ranked[0][1], "slowest": next(rank for ns, rank in ranked if ns == most),
     }  # fmt: skip
 
 

@@ -25,11 +25,11 @@ def check(depth: int | None, top: int | None, min_share: float, sort: str) -> No
     """
     for name, number, least in (("depth", depth, 0), ("top", top, 1)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
-            raise TypeError(f"{name} must be an int or None, got {_of(number)}")
+            raise TypeError(f"{name} must be an int or None, got {_described(number)}")
         if number is not None and number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
     if isinstance(min_share, bool) or not isinstance(min_share, SupportsFloat):
-        raise TypeError(f"min_share must be a number, got {_of(min_share)}")
+        raise TypeError(f"min_share must be a number, got {_described(min_share)}")
     if not 0 <= min_share <= 1:
         raise ValueError(f"min_share must be from 0 to 1 (0.05 is 5%), got {min_share}")
     if sort not in ORDERS:
@@ -44,14 +44,14 @@ def paths_to_expand(expand: str | Sequence[str], view: View) -> tuple[str, ...]:
         ValueError: the view has no tree of layers.
     """
     if not isinstance(expand, str | Sequence):
-        raise TypeError(f"expand must be a path of a layer or a sequence of paths, got {_of(expand)}")
+        raise TypeError(f"expand must be a path of a layer or a sequence of paths, got {_described(expand)}")
     paths = (expand,) if isinstance(expand, str) else tuple(expand)
     if wrong := [path for path in paths if not isinstance(path, str)]:
-        raise TypeError(f"expand must have paths of layers, got {_of(wrong[0])}")
+        raise TypeError(f"expand must have paths of layers, got {_described(wrong[0])}")
     if paths and not view.folds:
         raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
     return paths
 
 
-def _of(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"{value!r} ({type(value).__name__})"

@@ -72,7 +72,7 @@ class Sweep:
     def parameter(self, role: str) -> str | None:
         """Return the parameter with a role (batch, hidden or color), from [plots] or by its usual name."""
         name = self.plots.get(role)
-        return name if isinstance(name, str) else next((one for one in _USUAL[role] if self.is_number(one)), None)
+        return name if isinstance(name, str) else next((usual for usual in _USUAL[role] if self.is_number(usual)), None)
 
     def is_number(self, parameter: str) -> bool:
         """Return whether all values of a parameter are numbers."""
@@ -106,21 +106,21 @@ def read_sweep(path: Path, collector: str | None = None) -> Sweep:
         [('echo', '1'), ('echo', '2')]
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise AnnotError(f"{path} is not a TOML file: {error}") from None
     try:
-        return _sweep(found, collector)
+        return _sweep(config, collector)
     except ValueError as error:
         raise AnnotError(f"{path}: {error}") from None
 
 
-def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
-    _check_keys(found, "")
-    command, plots = found.get("command", {}), found.get("plots", {})
-    grids = found["grid"] if isinstance(found.get("grid"), list) else [found.get("grid", {})]
+def _sweep(config: dict[str, Any], collector: str | None) -> Sweep:
+    _check_keys(config, "")
+    command, plots = config.get("command", {}), config.get("plots", {})
+    grids = config["grid"] if isinstance(config.get("grid"), list) else [config.get("grid", {})]
     for section, table in (("command", command), ("plots", plots), *(("grid", grid) for grid in grids)):
         if not isinstance(table, dict):
             raise ValueError(f"[{section}] must be a table, got {table!r}")
@@ -129,7 +129,7 @@ def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
     name = collector or command.get("collector", "auto")
     if name not in COLLECTORS:
         raise ValueError(f"collector must be one of {', '.join(COLLECTORS)}, got {name!r}")
-    words, environment = _words(command), _environment(found.get("environment", {}))
+    words, environment = _words(command), _environment(config.get("environment", {}))
     points = list(_points(grids))
     _check_placeholders(words, environment, points)
     runs: dict[str, Run] = {}
@@ -196,11 +196,11 @@ def _points(grids: list[dict[str, Any]]) -> Iterator[dict[str, Value]]:
 
 def _check_placeholders(words: list[str], environment: Mapping[str, str], points: list[dict[str, Value]]) -> None:
     used = {name for text in (*words, *environment.values()) for name in _PLACEHOLDER.findall(text)}
-    known = {name for point in points for name in point}
-    if used - known:
-        raise ValueError(f"{{{min(used - known)}}} is not a parameter of [grid]")
-    if known - used:
-        name = min(known - used)
+    defined = {name for point in points for name in point}
+    if used - defined:
+        raise ValueError(f"{{{min(used - defined)}}} is not a parameter of [grid]")
+    if defined - used:
+        name = min(defined - used)
         raise ValueError(f"the parameter {name!r} of [grid] is unused: add {{{name}}} to run or [environment]")
 
 

@@ -30,25 +30,25 @@ def charts(
     """
     batch, hidden = sweep.parameter("batch"), sweep.parameter("hidden")
     color = sweep.parameter("color") or next(iter(sweep.parameters), None)
-    found: dict[str, Chart] = {}
+    drawn: dict[str, Chart] = {}
     if batch:
         others = [name for name in sweep.parameters if name != batch]
-        found |= batch_charts(runs, batch, others)
+        drawn |= batch_charts(runs, batch, others)
     if hidden:
         others = [name for name in sweep.parameters if name != hidden]
-        found["hidden"] = hidden_chart(against_hidden(runs, hidden, others), hidden, others)
+        drawn["hidden"] = hidden_chart(against_hidden(runs, hidden, others), hidden, others)
     ratios = backward_ratio(table, sweep.parameters)
     if ratios.height:
-        found["backward"] = backward_chart(ratios, sweep.parameters)
+        drawn["backward"] = backward_chart(ratios, sweep.parameters)
     achieved = roofline(runs)
     if achieved.height:
         given = {name: value for name, value in sweep.plots.items() if isinstance(value, int | float)}
-        found["roofline"] = roofline_chart(achieved, color, given)
+        drawn["roofline"] = roofline_chart(achieved, color, given)
     if against is not None:
         other, theirs = against
         both = [name for name in sweep.parameters if name in theirs]
-        found["speedup"] = speedup_chart(speedup(runs, other, both), color)
-    return found
+        drawn["speedup"] = speedup_chart(speedup(runs, other, both), color)
+    return drawn
 
 
 def batch_charts(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> dict[str, Chart]:
@@ -68,8 +68,8 @@ def hidden_chart(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> Char
     lines = _series(runs, others, pl.col("square"), _MS)
     fixed = runs.group_by(pl.lit(0), *others, maintain_order=True).agg(pl.col("fixed_ns").first())["fixed_ns"]
     series = [
-        one if ns is None else Series(f"{one.name} ({ns / 1e6:.3g} ms at 0)".strip(), one.points)
-        for one, ns in zip(lines, fixed, strict=True)
+        line if ns is None else Series(f"{line.name} ({ns / 1e6:.3g} ms at 0)".strip(), line.points)
+        for line, ns in zip(lines, fixed, strict=True)
     ]
     return Chart(f"Step time over {hidden}²", f"{hidden}²", "ms", series, lines=True, least_y=0)
 
@@ -92,7 +92,7 @@ def roofline_chart(runs: pl.DataFrame, color: str | None, given: Mapping[str, fl
 def speedup_chart(pairs: pl.DataFrame, color: str | None) -> Chart:
     """Return the speedup of each run over the other sweep, by the step time of the other sweep."""
     series = _series(*_colored(pairs, color), pl.col("other_step_ns") / 1e6, pl.col("speedup"))
-    ends = [x for one in series for x, _ in one.points]
+    ends = [x for line in series for x, _ in line.points]
     guides = [Series("equal", [(min(ends), 1.0), (max(ends), 1.0)])] if ends else []
     return Chart(
         "Speedup", "step time of the other sweep, ms", "speedup", series, log_x=True, log_y=True, guides=guides
@@ -111,9 +111,9 @@ def _series(table: pl.DataFrame, by: Sequence[str], x: pl.Expr, y: pl.Expr) -> l
     return [
         Series(
             ", ".join(f"{name}={value}" for name, value in zip(by, key, strict=False) if value is not None),
-            part.select("x axis", "y axis").drop_nulls().sort("x axis", maintain_order=True).rows(),
+            rows.select("x axis", "y axis").drop_nulls().sort("x axis", maintain_order=True).rows(),
         )
-        for key, part in groups
+        for key, rows in groups
     ]
 
 

@@ -111,13 +111,13 @@ def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.Da
     """
     names = list(dict.fromkeys(name for parameters, _, _ in runs for name in parameters))
     schema = {"number": pl.Int64, **_OF_RUN}
-    parts = [pl.DataFrame(schema=schema | _OF_LAYER)]
+    tables = [pl.DataFrame(schema=schema | _OF_LAYER)]
     for number, (_, result, rows) in enumerate(runs):
-        one = pl.DataFrame([{"number": number, **result}], schema={name: schema[name] for name in ("number", *result)})
-        parts.append(one if rows is None or rows.is_empty() else one.join(rows, how="cross"))
+        row = pl.DataFrame([{"number": number, **result}], schema={name: schema[name] for name in ("number", *result)})
+        tables.append(row if rows is None or rows.is_empty() else row.join(rows, how="cross"))
     values = [_column(name, [parameters.get(name) for parameters, _, _ in runs]) for name in names]
     grid = pl.DataFrame([pl.Series("number", range(len(runs)), pl.Int64), *values])
-    table = pl.concat(parts, how="diagonal").join(grid, on="number", how="left", maintain_order="left")
+    table = pl.concat(tables, how="diagonal").join(grid, on="number", how="left", maintain_order="left")
     result_columns, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
     return table.select(*result_columns, *names, *measured, *_OF_LAYER)
 
@@ -164,19 +164,19 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
     weights = pl.when(pl.col("phase") == "forward").then("params")
     sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
     runs = (
-        _with_unknown(table.filter(pl.col("step_ns").is_not_null()))
+        _mark_unknown(table.filter(pl.col("step_ns").is_not_null()))
         .group_by("run", *parameters, maintain_order=True)
         .agg(
             pl.col("steps", "step_ns", "step_gpu_ns").first(),
             (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
-            *(pl.when(~pl.col("unknown").any()).then(one.sum()).alias(name) for name, one in sums.items()),
+            *(pl.when(~pl.col("unknown").any()).then(value.sum()).alias(name) for name, value in sums.items()),
         )
     )
     items = pl.col(batch) * 1e9 / pl.col("step_ns") if batch else pl.lit(None, pl.Float64)
     return runs.with_columns(pl.col("flops", "bytes") / pl.col("steps"), items.alias("items_per_s"))
 
 
-def _with_unknown(table: pl.DataFrame) -> pl.DataFrame:
+def _mark_unknown(table: pl.DataFrame) -> pl.DataFrame:
     """Add unknown: whether a row is an innermost layer with unknown work; true for all rows of a run without work."""
     layers = table.select("run", "layer").unique().group_by("run").agg("layer")
     inside = [_innermost(names) for names in layers["layer"].to_list()]

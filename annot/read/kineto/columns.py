@@ -65,9 +65,10 @@ _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
 _LAUNCH: Final = {**_THREAD, "correlation": pl.Int64, "external": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32}
 _ACTIVITY: Final = {
-    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
+    **_SPAN,
+    **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
     **dict.fromkeys(("grid", "layer"), pl.Int32),
-}  # fmt: skip
+}
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {
         **_THREAD,
@@ -123,17 +124,20 @@ class Columns:
 
         After an `InexactTimesError`, read the file again with an exact `TraceFile`.
         """
-        spans, flows, open_ends = _by_category(events)
+        spans, flows, open_ends = _split_by_category(events)
         self.incomplete += open_ends
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
         if flows:
-            self._append("flows", {
-                "start": microseconds([event.ts for event in flows]),
-                "thread": self._threads_of(flows),
-                "flow": integers([self._flows[event.id] for event in flows]),
-                "begins": [event.ph == "s" for event in flows],
-            })  # fmt: skip
+            self._append(
+                "flows",
+                {
+                    "start": microseconds([event.ts for event in flows]),
+                    "thread": self._threads_of(flows),
+                    "flow": integers([self._flows[event.id] for event in flows]),
+                    "begins": [event.ph == "s" for event in flows],
+                },
+            )
 
     @property
     def names(self) -> pl.Series:
@@ -143,7 +147,7 @@ class Columns:
     @property
     def calls(self) -> pl.Series:
         """The unique calls of operators and messages of collectives, as texts of `annot.labels.tag`."""
-        return pl.Series("call", [text(*parts) for text, *parts in self._calls], dtype=pl.String)
+        return pl.Series("call", [text(*arguments) for text, *arguments in self._calls], dtype=pl.String)
 
     @property
     def grids(self) -> pl.Series:
@@ -207,10 +211,10 @@ class Columns:
         for event in events:
             (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
         counted, inputs = calls + messages, self._args(CALL_ARGS, calls) + self._args(MESSAGE_ARGS, messages)
-        texts = [one.call(event.name) for event, one in zip(counted, inputs, strict=True)]
+        texts = [values.call(event.name) for event, values in zip(counted, inputs, strict=True)]
         members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
         self._append("ranges", {
-            **self._on_thread(members), **argument_columns(RANGE_ARGS, args),
+            **self._span_and_thread(members), **argument_columns(RANGE_ARGS, args),
             "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
             "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
         })  # fmt: skip
@@ -220,12 +224,14 @@ class Columns:
         args = self._args(details, events)
         columns = argument_columns(details, args)
         if "kernel" in details.texts:
-            columns["kernel"] = _numbered(self._names, [text_of(one.kernel) for one in args])
+            columns["kernel"] = _numbered(self._names, [text_of(values.kernel) for values in args])
         if "grid" in details.texts:
-            sizes = [(bytes(one.grid), bytes(one.block)) for one in args]
+            sizes = [(bytes(values.grid), bytes(values.block)) for values in args]
             columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
         if "module" in details.texts:
-            columns["layer"] = _numbered(self._layers, [annotation_of(one) if one.node else None for one in args])
+            columns["layer"] = _numbered(
+                self._layers, [annotation_of(values) if values.node else None for values in args]
+            )
             self.annotated += columns["layer"].count()
         return columns
 
@@ -238,9 +244,9 @@ class Columns:
             return [args for args, _ in each]
 
     def _thread_span(self, events: Sequence[Event], details: Details) -> dict[str, pl.Series]:
-        return {**self._on_thread(events), **self._details(details, events)}
+        return {**self._span_and_thread(events), **self._details(details, events)}
 
-    def _on_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
+    def _span_and_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
         return {**self._span(events), "thread": self._threads_of(events)}
 
     def _span(self, events: Sequence[Event]) -> dict[str, pl.Series]:
@@ -256,7 +262,7 @@ class Columns:
         return pl.Series([threads[event.pid][event.tid] for event in events], dtype=pl.Int64)
 
 
-def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
+def _split_by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
     """Return the spans by category, both ends of the arrows from forward to backward, and the number of "B" events.
 
     Begin and end events ("B" and "E") are not supported.
@@ -281,13 +287,13 @@ def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
 
 def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
     numbered = zip(rows, events, strict=True)
-    found = [
+    counters = [
         (row, name, float(value))
         for row, event in numbered
         for name, value in (decoded(event.args) or {}).items()
         if type(value) in (int, float)
     ]
-    return pl.DataFrame(found, _COUNTER, orient="row")
+    return pl.DataFrame(counters, _COUNTER, orient="row")
 
 
 class _Numbers(dict[Any, int]):

@@ -49,8 +49,8 @@ class _MessageArgs(_RangeArgs, gc=False):
 
     def call(self, _: str) -> tuple[Any, ...] | None:
         """The same for the message of a collective."""
-        parts = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
-        return (message_text, *map(bytes, parts)) if len(self.collective) else None
+        fields = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
+        return (message_text, *map(bytes, fields)) if len(self.collective) else None
 
 
 class _ModuleArgs(msgspec.Struct, gc=False):
@@ -106,9 +106,9 @@ class Details:
             given = decoded(text)
         if not isinstance(given, dict):
             return self._kind(), given is None
-        found = {name: integer(given.get(key)) for name, key in self.keys.items()}
-        valid = all((found[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
-        return self._kind(**found), valid
+        values = {name: integer(given.get(key)) for name, key in self.keys.items()}
+        valid = all((values[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
+        return self._kind(**values), valid
 
 
 RANGE_ARGS: Final = Details(_RangeArgs)
@@ -126,8 +126,8 @@ def argument_columns(details: Details, args: Sequence[Any]) -> dict[str, pl.Seri
 
 def text_of(value: msgspec.Raw) -> str | None:
     """Return the text in a JSON value; None: it is absent or no text."""
-    found = decoded(value) if bytes(value) else None
-    return found if isinstance(found, str) else None
+    text = decoded(value) if bytes(value) else None
+    return text if isinstance(text, str) else None
 
 
 def annotation_of(args: _ActivityArgs) -> tuple[str, str] | None:

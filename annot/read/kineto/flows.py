@@ -27,8 +27,8 @@ def correlated(launches: pl.DataFrame, *activities: pl.DataFrame) -> list[pl.Dat
         return [launches, *activities]
     external = pl.when(pl.col("external") != 0).then("external")
     launches = launches.with_columns(external.alias("correlation"))
-    known = launches["correlation"].drop_nulls().unique()
-    of_launch = pl.coalesce("correlation", pl.when(pl.col("external").is_in(known.implode())).then(external))
+    launched = launches["correlation"].drop_nulls().unique()
+    of_launch = pl.coalesce("correlation", pl.when(pl.col("external").is_in(launched.implode())).then(external))
     return [launches, *(table.with_columns(of_launch.alias("correlation")) for table in activities)]
 
 
@@ -57,29 +57,29 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     ..."), `backward` thread, start and end of the operations of the backward pass.
     """
     order = calls.select(_ORDER.arg_sort()).to_series().to_list()
-    inside = [False] * calls.height if backward is None else _inside(calls, backward)
+    inside = [False] * calls.height if backward is None else _starts_inside(calls, backward)
     nested = _nested(calls, order)
     _use_model_paths(nested, [inside[row] for row in order])
     models = {call.name for call in nested if call.parent is None and call.children and len(call.path) == 1}
     texts: dict[tuple[tuple[str, ...], bool], str] = {}
-    found = zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True)
-    return [text for _, text in sorted(found)]
+    pairs = zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True)
+    return [text for _, text in sorted(pairs)]
 
 
 _ORDER: Final = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
 
 
-def _inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
+def _starts_inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
     """Return whether each call begins inside a span of its thread."""
     reached = spans.sort("start").select("thread", "start", reached=pl.col("end").cum_max().over("thread"))
     rows = calls.select("thread", "start").with_row_index("row").sort("start")
-    found = rows.join_asof(reached, on="start", by="thread", strategy="backward", check_sortedness=False)
-    return found.sort("row").select((pl.col("reached") > pl.col("start")).fill_null(False)).to_series().to_list()
+    joined = rows.join_asof(reached, on="start", by="thread", strategy="backward", check_sortedness=False)
+    return joined.sort("row").select((pl.col("reached") > pl.col("start")).fill_null(False)).to_series().to_list()
 
 
 def _nested(calls: pl.DataFrame, order: Sequence[int]) -> list[_Call]:
     """Return the calls in order, with their parents."""
-    found: list[_Call] = []
+    nested: list[_Call] = []
     columns = [calls[name].to_list() for name in ("thread", "start", "end", "text")]
     stack: list[_Call] = []
     last = None
@@ -97,8 +97,8 @@ def _nested(calls: pl.DataFrame, order: Sequence[int]) -> list[_Call]:
         if around:
             around.children = True
         stack.append(call)
-        found.append(call)
-    return found
+        nested.append(call)
+    return nested
 
 
 def _path(around: _Call | None, name: str) -> tuple[str, ...]:
@@ -109,22 +109,22 @@ def _path(around: _Call | None, name: str) -> tuple[str, ...]:
 def _use_model_paths(nested: Sequence[_Call], in_backward: Sequence[bool]) -> None:
     """Give outermost calls, and the calls inside them, the layer path that their module has inside a model."""
     within = {call.name for call in nested if call.parent}
-    known: dict[str, tuple[str, ...]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for call in nested:
         if call.parent and call.path[0] not in within and call.path[-1] == call.name:
-            known.setdefault(call.name, call.path)
+            paths.setdefault(call.name, call.path)
     for call, backward in zip(nested, in_backward, strict=True):
         if call.parent:
             call.path, call.recompute = _path(call.parent, call.name), call.parent.recompute
-        elif call.name in known:
-            call.path, call.recompute = known[call.name], backward
+        elif call.name in paths:
+            call.path, call.recompute = paths[call.name], backward
 
 
-def _text(call: _Call, one: bool, models: set[str], texts: dict[tuple[tuple[str, ...], bool], str]) -> str:
+def _text(call: _Call, single_model: bool, models: set[str], texts: dict[tuple[tuple[str, ...], bool], str]) -> str:
     path = call.path
     text = texts.get((path, call.recompute))
     if text is None:
-        layer = path[1:] if one and path[0] in models else path
+        layer = path[1:] if single_model and path[0] in models else path
         name, _, number = path[-1].rpartition("_")
         module = name if name and number.isdecimal() else path[-1]
         label = tag.Tag(".".join(layer), module, "recompute" if call.recompute else "forward")
@@ -164,9 +164,9 @@ def _linked(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
     by_number = _only(operations.filter("backward"), ["process", "forward"], "by_arrow", "by_number")
     ahead = operations.filter(~pl.col("backward") & (pl.col("forward").fill_null(0) == 0))
     by_sequence = _only(ahead, ["process", "sequence"], "thread", "by_sequence")
-    for known in (by_number, by_sequence):
-        keys = [name for name in known.columns if not name.startswith("by_")]
-        operations = operations.join(known, on=keys, how="left", maintain_order="left")
+    for links in (by_number, by_sequence):
+        keys = [name for name in links.columns if not name.startswith("by_")]
+        operations = operations.join(links, on=keys, how="left", maintain_order="left")
     thread = pl.when("backward").then(pl.coalesce("by_arrow", "by_number", "by_sequence"))
     return operations.with_columns(forward_thread=thread).drop("by_arrow", "by_number", "by_sequence")
 
@@ -182,10 +182,10 @@ def _arrows(flows: pl.DataFrame) -> pl.DataFrame:
 def _numbered(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
     """Fill missing sequence numbers: both ends of an arrow get the same number."""
     at = ["thread", "start"]
-    known = operations.drop_nulls("sequence").unique(at, keep="last").select(*at, "sequence")
+    sequences = operations.drop_nulls("sequence").unique(at, keep="last").select(*at, "sequence")
     sides = {side: {"thread": f"{side}_thread", "start": f"{side}_start"} for side in ("from", "to")}
     for side, columns in sides.items():
-        numbers = known.rename({**columns, "sequence": side})
+        numbers = sequences.rename({**columns, "sequence": side})
         arrows = arrows.join(numbers, on=list(columns.values()), how="left", maintain_order="left")
     highest = operations["sequence"].max()
     generated = pl.int_range(pl.len(), dtype=pl.Int64) + (highest + 1 if isinstance(highest, int) else 0)
@@ -203,9 +203,9 @@ def _numbered(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
 
 def _only(operations: pl.DataFrame, keys: Sequence[str], value: str, name: str) -> pl.DataFrame:
     """Return the value of each key, for keys with exactly one value."""
-    known = (
+    extremes = (
         operations.drop_nulls([*keys, value])
         .group_by(keys)
         .agg(pl.col(value).min().alias(name), pl.col(value).max().alias("other"))
     )
-    return known.filter(pl.col(name) == pl.col("other")).drop("other")
+    return extremes.filter(pl.col(name) == pl.col("other")).drop("other")

@@ -63,8 +63,8 @@ def _listed(text: str) -> tuple[str, str] | None:
     except (ValueError, RecursionError):
         return text, "annotation"
     args: dict[str, Any] = {}
-    for one in annotations if isinstance(annotations, list) else [annotations]:
-        args |= one if isinstance(one, dict) else {"name": one}
+    for entry in annotations if isinstance(annotations, list) else [annotations]:
+        args |= entry if isinstance(entry, dict) else {"name": entry}
     return annotation({key: value for key, value in args.items() if key != "annotation"})
 
 

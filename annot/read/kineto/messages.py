@@ -45,6 +45,6 @@ def message_text(name: bytes, group: bytes, ranks: bytes, sent: bytes, received:
         module = f"{_TEXT.decode(name)}@{_TEXT.decode(group) if group else ''}:{count}"
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    known = element.lower() if element.startswith("Float8") else _DTYPES.get(element, "")
-    tensor = TensorSpec((size,), known)
+    code = element.lower() if element.startswith("Float8") else _DTYPES.get(element, "")
+    tensor = TensorSpec((size,), code)
     return tag.format(Tag("", module, "collective", (tensor,))) if 0 < size < 1 << 62 and count > 0 else None

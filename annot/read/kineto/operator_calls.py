@@ -160,7 +160,7 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
         >>> call_text("aten::cat", b"[[[4, 8], [4, 2]], []]", b'["TensorList", "Scalar"]', b"")
         'aten cat [4,8] [4,2] |other'
     """
-    lists = [found for text in (dims, types, values or b"[]") if (found := _decoded(text)) is not None]
+    lists = [entries for text in (dims, types, values or b"[]") if (entries := _decoded(text)) is not None]
     if len(lists) < 3:
         return None
     tensors: list[TensorSpec] = []
@@ -179,8 +179,8 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
             tensors, omitted = tensors + listed[:_MOST_LISTED], omitted + len(listed[_MOST_LISTED:])
         elif kind == "":
             arguments.append((argument, None))
-        elif (found := _value(value)) is not _DROPPED:
-            arguments.append((argument, found))
+        elif (parsed := _value(value)) is not _DROPPED:
+            arguments.append((argument, parsed))
     if signature or EXPERTS.search(operator):
         return tag.format(Tag(space, phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
     other = Tag(space or operator, operator if space else "", "other", tuple(tensors), omitted)

@@ -85,12 +85,12 @@ def _read(path: Path, exact: bool) -> Profile:
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
     launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
-    launches = _with_grids(_listed(launches, base, names), grids, names["text"])
-    operations = _with_base(columns.table("ranges"), base)
+    launches = _resolve_texts(_listed(launches, base, names), grids, names["text"])
+    operations = _shift_to_clock(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
     kernels, copies = (_listed(table, base, names) for table in activities)
-    kernels = origins(processes.assign(_with_grids(kernels, grids)))
+    kernels = origins(processes.assign(_resolve_texts(kernels, grids)))
     copies = origins(processes.assign(copies))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
@@ -139,7 +139,7 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
     )
 
 
-def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
+def _shift_to_clock(spans: pl.DataFrame, base: int) -> pl.DataFrame:
     """Return spans on the clock of the profile, with their processes."""
     columns = [pl.col("start", "end") + base]
     if "thread" in spans.columns:
@@ -149,15 +149,15 @@ def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
 
 def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
     """Return spans on the clock of the profile, in the order of their start, with their names."""
-    timed = _with_base(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
+    timed = _shift_to_clock(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
     return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
 
 
-def _with_grids(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
+def _resolve_texts(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
     """Replace the indices in `grid`, and with `names` in `kernel`, by their texts. Drop columns that are null."""
     texts = {"grid": grids} if names is None else {"grid": grids, "kernel": names}
-    known = [text.gather(spans[name]).alias(name) for name, text in texts.items() if spans[name].count()]
-    return spans.drop(texts).with_columns(known)
+    columns = [text.gather(spans[name]).alias(name) for name, text in texts.items() if spans[name].count()]
+    return spans.drop(texts).with_columns(columns)
 
 
 class _Processes:
@@ -196,17 +196,20 @@ def _ranges(
         (pl.col("kind") == ANNOTATION) | pl.col("from_annot") | ((pl.col("kind") == MIXED) & pl.col("annotation_name"))
     )
     operations = operations.hstack(categories).select(
-        *_COMPACT, "process", *_OF_OPERATIONS, annotation=annotation,
+        *_COMPACT,
+        "process",
+        *_OF_OPERATIONS,
+        annotation=annotation,
         backward=pl.col("backward") | (pl.col("forward") > 0).fill_null(False),
-    )  # fmt: skip
+    )
     annotations = operations.filter("annotation").select(*_COMPACT, role=_role("annotation"))
     operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
     role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
     operations = operations.select(*_COMPACT, "sequence", "forward_thread", "call", role=role)
     passed = operations.filter(pl.col("role") == ROLES.index("backward"))
     layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
-    known = layers.unique(maintain_order=True)
-    numbers = {text: names.height + number for number, text in enumerate(known)}
+    distinct = layers.unique(maintain_order=True)
+    numbers = {text: names.height + number for number, text in enumerate(distinct)}
     modules = modules.select(
         "start", "end", "thread", external=pl.lit(None, pl.Int64), role=_role("module"),
         name=pl.Series([numbers[text] for text in layers], dtype=pl.Int32),
@@ -214,8 +217,8 @@ def _ranges(
     # Ranges with equal times nest in the order of their ids.
     ranges = pl.concat([modules, annotations, operations], how="diagonal")
     ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
-    texts = pl.concat([names["text"], known])
-    domains = pl.concat([names["domain"], pl.repeat("", len(known), eager=True)])
+    texts = pl.concat([names["text"], distinct])
+    domains = pl.concat([names["domain"], pl.repeat("", len(distinct), eager=True)])
     return ranges.select(
         "start", "end", "thread", "sequence", "forward_thread",
         id=pl.int_range(pl.len(), dtype=pl.Int64),
@@ -251,39 +254,39 @@ def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 def _machine(top: dict[str, Any]) -> dict[str, Any]:
     """Return devices, software, sources of classes, rank and world size from the trace, for `Profile.meta`."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     devices = top.get("deviceProperties")
     if isinstance(devices, list) and devices:
-        found["devices"] = [
+        facts["devices"] = [
             {name: value for name, value in device.items() if isinstance(value, (str, int, float, bool, NoneType))}
             for device in devices
             if isinstance(device, dict)
         ]
     sources = top.get("annot_sources")  # `annot run` adds them to the trace
     if isinstance(sources, dict) and sources:
-        found["sources"] = {module: str(source) for module, source in sources.items()}
+        facts["sources"] = {module: str(source) for module, source in sources.items()}
     distributed = top.get("distributedInfo")
     machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # as the sources
     if cpu := machine.pop("CPU", ""):
-        found["cpu"] = cpu
+        facts["cpu"] = cpu
     if software := machine | _software(top, distributed):
-        found["software"] = software
+        facts["software"] = software
     if isinstance(distributed, dict):
-        found |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
-    return found
+        facts |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
+    return facts
 
 
 def _software(top: dict[str, Any], distributed: Any) -> dict[str, str]:
     """Return the versions of CUDA, HIP and NCCL from the trace."""
     hip = top.get("hip_runtime_version")
     nccl = distributed.get("nccl_version") if isinstance(distributed, dict) else None
-    found = {
+    versions = {
         "CUDA": _cuda(top.get("cuda_runtime_version")),
         "CUDA driver": _cuda(top.get("cuda_driver_version")),
         "HIP": f"{hip // 10**7}.{hip // 10**5 % 100}.{hip % 10**5}" if type(hip) is int and 0 < hip < 10**10 else "",
         "NCCL": nccl[:_LONGEST_NAME] if isinstance(nccl, str) else "",
     }
-    return {name: version for name, version in found.items() if version}
+    return {name: version for name, version in versions.items() if version}
 
 
 def _cuda(version: Any) -> str:

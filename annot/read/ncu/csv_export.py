@@ -96,9 +96,9 @@ def _tables(text: str) -> Iterator[tuple[list[str], list[str], bool]]:
     records: list[str] = []
     own = False
     for line in text.split("\n"):
-        if found := _header(line):
+        if next_header := _header(line):
             yield header, records, own
-            header, records, own = found, [], line.startswith('"')
+            header, records, own = next_header, [], line.startswith('"')
         elif _ROW.match(line):
             records.append(line)
         elif records and not line.startswith("==") and not _complete(records[-1], header):
@@ -203,8 +203,8 @@ def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
     if name == "launch__device_id" and launch.device is None:
         launch.device = int(value)
     if name in DURATIONS:
-        known = [other for other, _ in launch.metrics if other in DURATIONS]
-        if min(known, key=DURATIONS.index) == name:
+        durations = [other for other, _ in launch.metrics if other in DURATIONS]
+        if min(durations, key=DURATIONS.index) == name:
             launch.duration = nanoseconds(text, unit)
 
 
@@ -220,11 +220,11 @@ def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
 
 def started_ranges(field: str) -> list[OpenRange]:
     """Return the start/end ranges."""
-    found = []
+    ranges = []
     for (name, domain, text), middle in _entries(field, 3):
-        known = name.isascii() and name.isdecimal() and len(name) < 21
-        found.append(_range(domain, text, int(name) if known else None, middle))
-    return found
+        is_number = name.isascii() and name.isdecimal() and len(name) < 21
+        ranges.append(_range(domain, text, int(name) if is_number else None, middle))
+    return ranges
 
 
 def _range(domain: str, text: str, number: int | None, middle: re.Match[str]) -> OpenRange:
@@ -237,10 +237,10 @@ def _entries(field: str, width: int) -> Iterator[tuple[list[str], re.Match[str]]
     """Yield the middle of each entry and the `width` fields before it. The last of these fields is the text."""
     start = field.find('"') + 1
     while start and (middle := _MIDDLE.search(field, start)):
-        parts = field[start : middle.start()].split(":", width - 1)
-        parts += [""] * (width - len(parts))
-        yield parts, middle
-        start = _next_entry(field, parts[-1], middle.end())
+        fields = field[start : middle.start()].split(":", width - 1)
+        fields += [""] * (width - len(fields))
+        yield fields, middle
+        start = _next_entry(field, fields[-1], middle.end())
 
 
 def _next_entry(field: str, text: str, message: int) -> int:
@@ -248,8 +248,8 @@ def _next_entry(field: str, text: str, message: int) -> int:
 
     The message repeats the text of the range or is "none". Any other message ends at the first separator.
     """
-    for known in (text, "none"):
-        if field.startswith(known + _BETWEEN, message):
-            return message + len(known + _BETWEEN)
+    for expected in (text, "none"):
+        if field.startswith(expected + _BETWEEN, message):
+            return message + len(expected + _BETWEEN)
     end = field.find(_BETWEEN, message)
     return 0 if end < 0 else end + len(_BETWEEN)

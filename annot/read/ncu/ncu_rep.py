@@ -39,13 +39,16 @@ _VERSION: Final = 7  # file version of Nsight Compute 2022 to 2026
 _FIELDS: Final[dict[str, Fields]] = {
     "FileHeader": (("version", 1, UINT64),),
     "BlockHeader": (
-        ("sources", 1, UINT64), ("session", 3, "Session"), ("payload", 5, UINT64), ("process", 6, "Process"),
+        ("sources", 1, UINT64),
+        ("session", 3, "Session"),
+        ("payload", 5, UINT64),
+        ("process", 6, "Process"),
     ),
     "Session": (("process", 1, INT64), ("components", 8, ["Component"])),
     "Component": (("name", 1, BYTES), ("version", 2, BYTES)),
     "Process": (("process", 1, INT64),),
     "Result": (("thread", 1, INT64),),
-}  # fmt: skip
+}
 
 
 def sniff(path: Path, head: bytes) -> bool:

@@ -46,8 +46,8 @@ def _values(path: str) -> Iterator[Any]:
 
     numbers: dict[str, int] = {}
     report = ncu_report.load_report(path)
-    for part in range(report.num_ranges()):
-        actions = report.range_by_idx(part)
+    for range_index in range(report.num_ranges()):
+        actions = report.range_by_idx(range_index)
         for index in range(actions.num_actions()):
             action = actions.action_by_idx(index)
             metrics = []

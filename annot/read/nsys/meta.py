@@ -64,10 +64,10 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "cut": _cut(dict(capture)),
         **_machine(tables),
     }
-    known = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
+    present = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
     exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
     product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
-    return {"producer": " ".join(filter(None, product)), **known}
+    return {"producer": " ".join(filter(None, product)), **present}
 
 
 def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
     If all ranks are equal, the profile itself gets them too.
     """
-    facts = _with_facts(
+    facts = _add_process_facts(
         meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()}
     )
     different = set(ranks.values())
@@ -91,15 +91,15 @@ def with_machine(meta: dict[str, Any], machine: Mapping[str, str]) -> dict[str, 
 
 def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_cpu` as ``cpu`` of processes."""
-    return _with_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
+    return _add_process_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
 
 
 def with_loaders(meta: dict[str, Any], loaders: Mapping[int, list[dict[str, int]]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_loader` as ``loaders``."""
-    return _with_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
+    return _add_process_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
 
 
-def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _add_process_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     if not facts:
         return meta
     processes = {process["process"]: process for process in meta.get("processes", ())}
@@ -149,8 +149,8 @@ def _machine(tables: Tables) -> dict[str, Any]:
         "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda > 0 else "",
     }
     kernels = f"{ACTIVITY}KERNEL" in tables.columns
-    known = {name: version[:_LONGEST] for name, version in versions.items() if version.strip("0. ") and kernels}
-    return {"cpu": cpu_model(system.get("CpuDescription", "")), "software": known}
+    software = {name: version[:_LONGEST] for name, version in versions.items() if version.strip("0. ") and kernels}
+    return {"cpu": cpu_model(system.get("CpuDescription", "")), "software": software}
 
 
 def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instant(tables: Tables, table: str, column: str) -> int | None:
-    found = (row.get(column) for row in tables.records(table))
-    return next((value for value in found if isinstance(value, int)), None)
+    values = (row.get(column) for row in tables.records(table))
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 class AnnotMarks:
@@ -194,8 +194,8 @@ class AnnotMarks:
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
         self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())
         ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
-        known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
-        self.ranks |= {process: rank for process, rank in known if rank is not None}
+        parsed_ranks = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
+        self.ranks |= {process: rank for process, rank in parsed_ranks if rank is not None}
         cpus = own.filter(text.str.starts_with(CPU)).sort("start")
         cores = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
         self.cpus |= {process: fact for process, fact in cores if fact is not None}
@@ -206,6 +206,6 @@ class AnnotMarks:
                 self.loaders[process] = [*others, loader]
 
 
-def _add(known: dict[str, str], name: str, fact: str) -> None:
-    same = known.get(name, "")
-    known[name] = same if fact in same.split(", ") else ", ".join(filter(None, (same, fact)))
+def _add(facts: dict[str, str], name: str, fact: str) -> None:
+    same = facts.get(name, "")
+    facts[name] = same if fact in same.split(", ") else ", ".join(filter(None, (same, fact)))

@@ -62,10 +62,10 @@ def read(path: Path) -> Profile:
 
 def newest_nsys() -> Nsys | None:
     """Return the newer of nsys on PATH and the newest nsys in the usual folders, or None."""
-    found = [find_nsys()]
+    candidates = [find_nsys()]
     if not os.environ.get("ANNOT_NSYS"):
-        found.append(find_nsys({"PATH": ""}))
-    return max(filter(None, found), key=lambda nsys: nsys.version, default=None)
+        candidates.append(find_nsys({"PATH": ""}))
+    return max(filter(None, candidates), key=lambda nsys: nsys.version, default=None)
 
 
 def _export(path: Path, nsys: Nsys, exported: Path, written_by: tuple[int, ...]) -> None:
@@ -94,8 +94,8 @@ def _export(path: Path, nsys: Nsys, exported: Path, written_by: tuple[int, ...])
     raise AnnotError(f"{path} cannot be exported by Nsight Systems {nsys.version_text}: {reason}")
 
 
-def _version(found: re.Match[str] | re.Match[bytes] | None) -> tuple[int, ...]:
-    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+def _version(match: re.Match[str] | re.Match[bytes] | None) -> tuple[int, ...]:
+    return tuple(int(number) for number in match.groups() if number is not None) if match else ()
 
 
 def _or_newer(version: tuple[int, ...]) -> str:

@@ -44,7 +44,7 @@ class Names:
         self._named, self._text = pl.DataFrame(schema={"type": pl.Int64}), strings.schema["value"]
         if TABLE in tables.columns:
             rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
-            self._named = _with_text(rows, strings).with_columns(pl.col("text").cast(pl.String))
+            self._named = _resolve_texts(rows, strings).with_columns(pl.col("text").cast(pl.String))
 
     @cached_property
     def has_findings(self) -> bool:
@@ -59,11 +59,11 @@ class Names:
     def with_names(self, rows: pl.DataFrame, kind: int, name: str, *outer: str) -> pl.DataFrame:
         """Replace the ids of domains or categories, which are unique inside the ids `outer`, by their names."""
         keys, number = [*outer, f"{name}_id"], pl.col(f"{name}_id")
-        known = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
-        known = known.unique(keys, keep="last", maintain_order=True)
+        named = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
+        named = named.unique(keys, keep="last", maintain_order=True)
         numbered = pl.format("{} {}", pl.lit(name), number)
         text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
-        names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text.cast(self._text))
+        names = rows.select(keys).unique().join(named, on=keys, how="left").with_columns(text.cast(self._text))
         return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 
@@ -77,15 +77,15 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
         return
     reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]]) if full else None
     for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
-        rows = _with_text(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
+        rows = _resolve_texts(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
         if reals is not None:
             rows = rows.with_columns(_payload(rows, reals))
             rows = names.with_names(rows, _CATEGORY, "category", "process", "domain_id")
-        rows = names.with_names(_without_imported_findings(rows), _DOMAIN, "domain", "process")
+        rows = names.with_names(_drop_imported_findings(rows), _DOMAIN, "domain", "process")
         yield rows.filter(pl.col("domain").cast(pl.String) != FINDINGS) if names.has_findings else rows
 
 
-def _without_imported_findings(rows: pl.DataFrame) -> pl.DataFrame:
+def _drop_imported_findings(rows: pl.DataFrame) -> pl.DataFrame:
     """Remove findings that annot added to the report. NVTXT does not support domains; their process id marks them."""
     latest = rows["type"].max()
     if isinstance(latest, int) and latest >= _IMPORTED:
@@ -113,7 +113,7 @@ def as_marks(events: pl.DataFrame) -> pl.DataFrame:
     return marks.select(name for name in MARKS if name in marks.columns)
 
 
-def _with_text(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
+def _resolve_texts(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
     text = resolve(rows["string"], strings).alias("text")
     if text.null_count():  # polars keeps every category: texts with a number of their own stay strings
         text = rows.select(pl.coalesce(text.cast(pl.String), "text").alias("text")).to_series()

@@ -82,7 +82,7 @@ class _SqliteTables:
         return self._database.blocks(table, self._sql(table, integers), self._sql(table, texts))
 
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        found: list[tuple[Any, ...]] = []
+        numbered: list[tuple[Any, ...]] = []
         # This fast scan avoids the query for most files.
         values = self.scan(table, {name: name for name in columns}, {}) if columns else pl.DataFrame()
         if any(column.null_count() < values.height for column in values):
@@ -90,9 +90,9 @@ class _SqliteTables:
             number = sql.pop(ROW)
             first = f"coalesce({', '.join(sql.values())}, NULL)"
             rows = f"SELECT {number} AS number, {first} AS first FROM {table}"
-            found = self._database.rows(f"SELECT number, first FROM ({rows}) WHERE first IS NOT NULL")
-        real = [value if isinstance(value, int | float) else None for _, value in found]
-        return pl.DataFrame({"id": [row for row, _ in found], "real": real}, {"id": pl.Int64, "real": pl.Float64})
+            numbered = self._database.rows(f"SELECT number, first FROM ({rows}) WHERE first IS NOT NULL")
+        real = [value if isinstance(value, int | float) else None for _, value in numbered]
+        return pl.DataFrame({"id": [row for row, _ in numbered], "real": real}, {"id": pl.Int64, "real": pl.Float64})
 
     def records(self, table: str) -> list[dict[str, Any]]:
         names = sorted(self._database.columns.get(table, ()))

@@ -80,9 +80,9 @@ def check(path: Path, tables: Tables, kind: str) -> None:
     if not any(table == nvtx_events.TABLE or table.startswith(ACTIVITY) for table in tables.columns):
         if "StringIds" in tables.columns:
             raise AnnotError(f"{path} is a profile without NVTX ranges and without CUDA activity")
-        found = ", ".join(sorted(tables.columns)[:4]) or "no tables"
+        names = ", ".join(sorted(tables.columns)[:4]) or "no tables"
         raise AnnotError(
-            f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {found}."
+            f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {names}."
         )
     check_columns(path, tables.columns, _NEEDED)
 
@@ -122,7 +122,7 @@ class Export:
 
     def _event_blocks(self, *, full: bool) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Yield ranges and marks of each block."""
-        notes, found = self._counter("ranges"), False
+        notes, has_ranges = self._counter("ranges"), False
         self._annot_marks = AnnotMarks()
         with self._opened() as tables:
             names = nvtx_events.Names(tables, self._strings)
@@ -130,9 +130,9 @@ class Export:
                 ranges, marks = nvtx_events.as_ranges(events, notes), nvtx_events.as_marks(events)
                 self._annot_marks.add(marks)
                 self._seen.update(ranges["process"].unique())
-                found |= not ranges.is_empty()
+                has_ranges |= not ranges.is_empty()
                 yield ranges, marks
-        self._notes["none"] = Counter(() if found else _no_ranges(names.domains))
+        self._notes["none"] = Counter(() if has_ranges else _no_ranges(names.domains))
 
     @property
     def marks(self) -> pl.DataFrame:
@@ -155,12 +155,12 @@ class Export:
         """`Profile.meta`. It includes notes and ranks of the rows that were read so far."""
         noted = (note for table, notes in self._notes.items() if table != "none" for note in sentences(notes))
         notes = [*self._facts, *self._annot_marks.notes, *self._notes.get("none", ()), *noted]
-        known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
+        processes = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
         meta |= {"sources": self._annot_marks.sources} if self._annot_marks.sources else {}
         meta = with_machine(meta, self._annot_marks.machine)
-        meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
+        meta = with_cpus(meta | ({"processes": processes} if processes else {}), self._annot_marks.cpus)
         meta = with_loaders(meta, self._annot_marks.loaders)
         return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 
@@ -218,11 +218,11 @@ class Export:
 
     def _activities(
         self, tables: Tables, table: str, noun: str, notes: Counter[str], **more: str
-    ) -> Iterator[pl.DataFrame]:  # fmt: skip
+    ) -> Iterator[pl.DataFrame]:
         for rows in fetch_blocks(tables, table, _GPU_COLUMNS | more):
             rows = with_times(rows, noun, notes).with_columns(process_of("pid"))
             if rows["process"].null_count():
-                rows = self._with_process(rows, notes)
+                rows = self._fill_process(rows, notes)
             rows = with_origins(rows, self._origins)
             lost = ((rows["node"] != 0) & rows["origin_start"].is_null()).sum()
             if lost:
@@ -230,7 +230,7 @@ class Export:
             self._seen.update(rows["process"].unique())
             yield rows
 
-    def _with_process(self, rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    def _fill_process(self, rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
         """Fill missing process ids if a single process launched all GPU activities."""
         if len(self._launching) == 1:
             return rows.with_columns(pl.col("process").fill_null(self._launching[0]))
@@ -330,9 +330,12 @@ def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
 _NODE_TABLES: Final = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")
 _NODE_NEEDED: Final = frozenset({"start", "globalTid", "graphNodeId", "originalGraphNodeId"})
 _NODE_COLUMNS: Final = {
-    "origin_start": "start", "origin_thread": "globalTid", "node": "graphNodeId",
-    "original": "originalGraphNodeId", "class": "eventClass",
-}  # fmt: skip
+    "origin_start": "start",
+    "origin_thread": "globalTid",
+    "node": "graphNodeId",
+    "original": "originalGraphNodeId",
+    "class": "eventClass",
+}
 _SET_PARAMETERS: Final = 111  # eventClass of a change to an existing node (2026); the other classes create a node
 _KEY: Final = ("process", "node")
 _ORIGIN: Final = ("origin_thread", "origin_start")
@@ -349,7 +352,7 @@ def read_origins(tables: Tables) -> pl.DataFrame:
         return pl.DataFrame(schema=dict.fromkeys([*_KEY, *_ORIGIN], pl.Int64))
     rows = fetch(tables, table, _NODE_COLUMNS).filter(pl.col("class").ne_missing(_SET_PARAMETERS))
     original = pl.when(pl.col("original") != 0).then(pl.col("original")).alias("original")
-    return _with_captures(rows.with_columns(process_of("origin_thread"), original).drop_nulls(_KEY))
+    return _follow_captures(rows.with_columns(process_of("origin_thread"), original).drop_nulls(_KEY))
 
 
 def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFrame:
@@ -362,7 +365,7 @@ def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFram
     return activities.join(origins, on=_KEY, how="left", maintain_order="left")
 
 
-def _with_captures(rows: pl.DataFrame) -> pl.DataFrame:
+def _follow_captures(rows: pl.DataFrame) -> pl.DataFrame:
     """Follow each node to its captured original."""
     nodes = _unique_nodes(rows).with_row_index("row")
     originals = nodes.select("process", pl.col("node").alias("original"), pl.col("row").alias("target"))

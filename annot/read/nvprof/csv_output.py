@@ -67,9 +67,9 @@ def read(path: Path) -> Profile:
     """Read the output of nvprof; see `annot.read.formats.Reader`."""
     notes: list[str] = []
     tables = _Tables()
-    found = list(_sections(read_text(path), notes))
-    traced = {section.process for section in found if section.kind == "trace"}
-    for section in sorted(found, key=lambda section: _ORDER[section.kind]):
+    sections = list(_sections(read_text(path), notes))
+    traced = {section.process for section in sections if section.kind == "trace"}
+    for section in sorted(sections, key=lambda section: _ORDER[section.kind]):
         if section.kind == "trace":
             tables.add_trace(section)
         elif section.kind == "counters":
@@ -78,7 +78,7 @@ def read(path: Path) -> Profile:
             tables.add_counter_trace(section)
         elif section.process not in traced and not (section.nvtx or section.api):
             tables.add_summary(section)
-    if any(section.nvtx for section in found):
+    if any(section.nvtx for section in sections):
         notes.append("annot skipped the totals by NVTX range. Run nvprof with --print-gpu-trace --print-api-trace.")
     if not (tables.kernels or tables.copies or tables.launches):
         raise AnnotError(f"{path} is nvprof output without a trace, a summary or counters")
@@ -217,7 +217,7 @@ class _Tables:
 
     def _untimed(
         self, process: int, device: str, name: str, stream: int | None = None, correlation: int | None = None
-    ) -> int:  # fmt: skip
+    ) -> int:
         at = self._clocks.get(process, 0)
         kernel = {"process": process, "device": _device(device), "stream": stream, "start": at, "end": at}
         self.kernels.append(kernel | {"correlation": correlation, "name": name})
@@ -226,10 +226,10 @@ class _Tables:
     def _add_metric(self, kernel: int, name: str, text: str, unit: str = "") -> None:
         if level := _IN_PARENTHESES.fullmatch(text):  # "Low (2)"
             text, unit = level[2], unit or "level"
-        parts = _VALUE.fullmatch(text.strip())
-        value = number(parts[1]) if parts else None
-        if parts and value is not None:
-            self._metrics.append({"kernel": kernel, "name": name, "value": value, "unit": parts[2] or unit})
+        match = _VALUE.fullmatch(text.strip())
+        value = number(match[1]) if match else None
+        if match and value is not None:
+            self._metrics.append({"kernel": kernel, "name": name, "value": value, "unit": match[2] or unit})
 
     def notes(self) -> list[str]:
         """Return notes on what the tables lack."""
@@ -270,8 +270,8 @@ def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | Non
 
 
 def _device(text: str) -> int | None:
-    found = _IN_PARENTHESES.fullmatch(text)
-    return int(found[2]) if found else None
+    match = _IN_PARENTHESES.fullmatch(text)
+    return int(match[2]) if match else None
 
 
 def _size(row: dict[str, str], section: _Section) -> int | None:
@@ -317,7 +317,7 @@ def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
         if prefix := _MESSAGE.match(line):
             message = line[prefix.end() :].strip()
             process = int(prefix[1] or 0)
-            device = found[1] if (found := _DEVICE.match(message)) else device
+            device = match[1] if (match := _DEVICE.match(message)) else device
             if message.endswith(("result:", "calls:")):
                 api, nvtx, device = message.startswith("API"), message.startswith("NVTX"), ""
             if message.startswith(("Warning:", "Error:")):

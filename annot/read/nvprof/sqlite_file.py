@@ -92,11 +92,11 @@ def read(path: Path) -> Profile:
         notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
         return Profile.build(
             {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
-            ranges=pick(_with_data(database, _ranges(markers)), RANGES),
+            ranges=pick(_add_color_and_category(database, _ranges(markers)), RANGES),
             marks=pick(markers.filter(pl.col("flags") & _INSTANT != 0), MARKS),
             launches=launches,
-            kernels=_with_process(kernels, launches),
-            copies=_with_process(copies, launches),
+            kernels=_fill_process(kernels, launches),
+            copies=_fill_process(copies, launches),
         )
 
 
@@ -120,9 +120,9 @@ def _launches(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]
     }  # fmt: skip
     for table, names in _CALLS.items():
         for rows in _timed(database, table, integers, "API call", notes):
-            known = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
+            named = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
             numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
-            yield rows.with_columns(pl.coalesce(known, numbered).alias("name"))
+            yield rows.with_columns(pl.coalesce(named, numbered).alias("name"))
 
 
 def _timed(
@@ -130,8 +130,8 @@ def _timed(
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of an existing table with valid times. CUPTI sets both to 0 if it cannot collect them."""
     if _CUPTI + table in database.columns:
-        known = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
-        rows = database.scan(_CUPTI + table, integers, {}).with_columns(known.alias("start"))
+        start = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
+        rows = database.scan(_CUPTI + table, integers, {}).with_columns(start.alias("start"))
         yield with_times(rows, noun, notes)
 
 
@@ -163,7 +163,7 @@ def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
         yield rows.with_columns(kind=pl.lit("memset"))
 
 
-def _with_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+def _fill_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Add the only process of the file, or the process of the launch if its correlation id is unique."""
     processes = launches["process"].unique()
     if processes.len() < 2:
@@ -219,7 +219,7 @@ def _ranges(markers: pl.DataFrame) -> pl.DataFrame:
     return ranges.with_row_index("id").with_columns(pl.col("id").cast(pl.Int64), other.alias("end_thread"))
 
 
-def _with_data(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
+def _add_color_and_category(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
     """Add color and category."""
     table = _CUPTI + "MARKER_DATA"
     if not {"flags", "id", "color", "category"} <= database.columns.get(table, frozenset()):

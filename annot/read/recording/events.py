@@ -44,23 +44,23 @@ class Tally:
     threads: set[int] = field(default_factory=set)  # threads with events, as `global_tid`
 
 
-def read_events(part: Part, tally: Tally) -> Iterator[pl.DataFrame]:
+def read_events(process: Part, tally: Tally) -> Iterator[pl.DataFrame]:
     """Yield the ranges and marks of a process as `_as_table`, and add to the counts.
 
     The end is null for marks and for ranges without an end.
     """
     opened = pl.DataFrame(schema=_EVENT)
     halves: list[pl.DataFrame] = []
-    for sections in _batches(part.sections):
+    for sections in _batches(process.sections):
         opened, cut = _cut_at_gaps(opened, sections)
         if not cut.is_empty():
             tally.open_ranges += cut.height
             tally.lost_ends += cut.height
             yield _as_table(cut, PUSHED)
-        events = _decode(part.read(sections), sections)
+        events = _decode(process.read(sections), sections)
         if events.is_empty():
             continue
-        tally.threads.update(global_tid(part.pid, section.thread) for section in sections)
+        tally.threads.update(global_tid(process.pid, section.thread) for section in sections)
         tally.last_time = max([tally.last_time, *events["time"].top_k(1)])
         tally.unmatched_pops += events.filter(pl.col("kind") == Kind.STRAY_POP).height
         ranges, opened = _pair_pushes(opened, events, tally)
@@ -120,7 +120,10 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
     extra = pl.col("flags") & _HAS_EXTRA != 0
     started = pl.col("kind") == Kind.START
     frame = frame.filter(pl.col("kind").is_in([kind for kind in Kind if Kind.PUSH <= kind <= Kind.MARK])).select(
-        "row", "section", "kind", "flags",
+        "row",
+        "section",
+        "kind",
+        "flags",
         domain=(pl.col("w0") // (1 << 16) & 0xFFFF).cast(pl.Int64),
         string=(pl.col("w0") // (1 << 32)).cast(pl.Int64),
         time=pl.col("w1").cast(pl.Int64, strict=False),
@@ -128,12 +131,12 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
         color=(pl.col("w2") // (1 << 32)).cast(pl.Int64),
         range=pl.when(started | (pl.col("kind") == Kind.END)).then("w3").cast(pl.Int64, strict=False),
         payload=pl.when(extra).then("next").otherwise("w3"),
-    )  # fmt: skip
+    )
     frame = frame.filter(pl.col("time") <= MAX_TIME)
-    return _keyed(_with_inline(frame, data), sections)
+    return _keyed(_add_inline_texts(frame, data), sections)
 
 
-def _with_inline(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
+def _add_inline_texts(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
     """Add unregistered texts, which follow their event in the file."""
     with_text = frame.filter(pl.col("flags") & _HAS_TEXT != 0, pl.col("kind") != Kind.END)
     if with_text.is_empty():
@@ -150,7 +153,7 @@ def _keyed(frame: pl.DataFrame, sections: list[Section]) -> pl.DataFrame:
     serials = pl.Series([section.serial for section in sections], dtype=pl.UInt64)
     step = pl.when(pl.col("kind") == Kind.PUSH).then(1).when(pl.col("kind") == Kind.POP).then(-1).otherwise(0)
     depth = step.cum_sum().over("section", "domain") - (pl.col("kind") == Kind.PUSH).cast(pl.Int32)
-    bases = [(i, domain, level) for i, one in enumerate(sections) for domain, (_, level) in one.levels.items()]
+    bases = [(i, domain, level) for i, section in enumerate(sections) for domain, (_, level) in section.levels.items()]
     if bases:
         schema = {"section": pl.UInt32, "domain": pl.Int64, "base": pl.Int64}
         table = pl.DataFrame(bases, schema=schema, orient="row")
@@ -196,7 +199,10 @@ def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
     ended = "end" in events.columns
     has_text = pl.col("flags") & _HAS_TEXT != 0
     return events.select(
-        "domain", "payload", "thread", "inline",
+        "domain",
+        "payload",
+        "thread",
+        "inline",
         start="time",
         end="end" if ended else absent,
         end_thread="end_thread" if ended else absent,
@@ -206,4 +212,4 @@ def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
         category=pl.when(pl.col("category") != 0).then("category"),
         color=pl.when(pl.col("flags") & _HAS_COLOR != 0).then("color"),
         payload_type=pl.col("flags") & 7,
-    )  # fmt: skip
+    )

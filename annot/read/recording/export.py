@@ -73,11 +73,11 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None, e
     Raises:
         AnnotError: no part can be read, or `out` cannot be written.
     """
-    found, notes = _read_parts(parts)
+    processes, notes = _read_parts(parts)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with _EventsFile(temporary) as file:
-            recording = _write(file, found, notes, meta or {})
+            recording = _write(file, processes, notes, meta or {})
         if recording.ranges or even_empty:
             os.replace(temporary, out)
     except (OSError, sqlite3.Error, adbc.Error) as error:
@@ -94,54 +94,54 @@ def _read_parts(folder: Path) -> tuple[list[Part], list[str]]:
         paths = sorted(folder.iterdir())
     except OSError as error:
         raise AnnotError(f"{folder} cannot be read: {error.strerror}") from None
-    found, notes = [], []
+    processes, notes = [], []
     for path in paths:
         if path.suffix != PART_SUFFIX or not path.is_file():  # opening a named pipe would wait for ever
             continue
         try:
-            found.append(read_part(path))
+            processes.append(read_part(path))
         except UnreadableError as error:
             notes.append(f"{path.name} cannot be read: {error}")
         except OSError as error:
             notes.append(f"{path.name} cannot be read: {error.strerror}")
-    if notes and not found:
+    if notes and not processes:
         raise AnnotError(f"{folder} has no readable part of a recording: {notes[0]}")
-    found.sort(key=lambda part: part.started)
-    return found, notes
+    processes.sort(key=lambda process: process.started)
+    return processes, notes
 
 
-def _write(file: _EventsFile, parts: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
+def _write(file: _EventsFile, processes: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
     """Write all tables and return the summary."""
-    origin = parts[0].started if parts else 0
+    origin = processes[0].started if processes else 0
     names, tally = _Names(), Tally()
     unended: list[pl.DataFrame] = []
     ranges = marks = 0
-    for part in parts:
-        domains = names.add(part)
-        file.insert(names.rows(part, domains, origin))
-        strings = names.strings_of(part)
-        for events in read_events(part, tally):
-            table = _events_table(events, part.pid, origin, domains, strings)
+    for process in processes:
+        domains = names.add(process)
+        file.insert(names.rows(process, domains, origin))
+        strings = names.strings_of(process)
+        for events in read_events(process, tally):
+            table = _events_table(events, process.pid, origin, domains, strings)
             is_mark = table["eventType"] == MARK
             marks += int(is_mark.sum())
             ranges += int((~is_mark).sum())
             is_open = table["end"].is_null() & ~is_mark
             unended.append(table.filter(is_open))
             file.insert(table.filter(~is_open))
-    end = max([tally.last_time, *(part.stopped for part in parts), origin]) - origin
+    end = max([tally.last_time, *(process.stopped for process in processes), origin]) - origin
     for frame in unended:
         file.insert(frame.with_columns(end=pl.max_horizontal("start", pl.lit(end))))
     recording = Recording(
         events=ranges + marks,
         ranges=ranges,
         marks=marks,
-        processes=len({part.pid for part in parts}),
+        processes=len({process.pid for process in processes}),
         threads=len(tally.threads),
         open_ranges=tally.open_ranges,
         unmatched_pops=tally.unmatched_pops,
-        lost=sum(part.lost_events for part in parts),
-        reason=next((os.strerror(part.error) for part in parts if part.error), ""),
-        notes=[*notes, *_notes(tally, parts)],
+        lost=sum(process.lost_events for process in processes),
+        reason=next((os.strerror(process.error) for process in processes if process.error), ""),
+        notes=[*notes, *_notes(tally, processes)],
     )
     counts = {
         "ANNOT_LOST_EVENTS": str(recording.lost),
@@ -149,15 +149,16 @@ def _write(file: _EventsFile, parts: list[Part], notes: list[str], meta: Mapping
         "ANNOT_OPEN_RANGES": str(recording.open_ranges),
         "ANNOT_UNMATCHED_POPS": str(recording.unmatched_pops),
     }
-    file.describe(parts, names, end, {**counts, **meta}, recording.notes)
+    file.describe(processes, names, end, {**counts, **meta}, recording.notes)
     return recording
 
 
-def _notes(tally: Tally, parts: list[Part]) -> list[str]:
+def _notes(tally: Tally, processes: list[Part]) -> list[str]:
+    lost_names = sum(process.lost_names for process in processes)
     counts = {
         "The recording contains {range end} without a start, which was lost or not recorded.": tally.unmatched_pops,
         "The recorder lost the end of {range}. annot uses the time when recording resumed.": tally.lost_ends,
-        "The recorder could not write {name} of ranges, domains or categories.": sum(part.lost_names for part in parts),
+        "The recorder could not write {name} of ranges, domains or categories.": lost_names,
     }
     return sentences(Counter(counts))
 
@@ -282,41 +283,44 @@ class _Names:
         """Return the id of a text in StringIds."""
         return self.strings.setdefault(text, len(self.strings) + 1)
 
-    def add(self, part: Part) -> dict[int, int]:
+    def add(self, process: Part) -> dict[int, int]:
         """Add the domains and threads of a process. Return the domain ids of the profile by those of the process.
 
         After `exec`, a process has the same process id, and the new program can use the same id for another domain.
         """
-        known = self._domains.setdefault(part.pid, {})
+        numbers = self._domains.setdefault(process.pid, {})
         domains = {}
-        for one in part.definitions:
-            if one.kind == Kind.DOMAIN_NAME:
-                taken = one.domain in known.values()
-                number = max(known.values()) + 1 if taken else one.domain
-                domains[one.domain] = known.setdefault(one.text, number)
-            elif one.kind == Kind.THREAD_NAME:
-                self.threads[global_tid(part.pid, one.thread)] = one.text
-        for thread, name in part.thread_names.items():
-            self.threads.setdefault(global_tid(part.pid, thread), name)
+        for definition in process.definitions:
+            if definition.kind == Kind.DOMAIN_NAME:
+                taken = definition.domain in numbers.values()
+                number = max(numbers.values()) + 1 if taken else definition.domain
+                domains[definition.domain] = numbers.setdefault(definition.text, number)
+            elif definition.kind == Kind.THREAD_NAME:
+                self.threads[global_tid(process.pid, definition.thread)] = definition.text
+        for thread, name in process.thread_names.items():
+            self.threads.setdefault(global_tid(process.pid, thread), name)
         return domains
 
-    def strings_of(self, part: Part) -> dict[int, int]:
+    def strings_of(self, process: Part) -> dict[int, int]:
         """Return the ids in StringIds by the string ids of a process."""
-        return {one.number: self.string(one.text) for one in part.definitions if one.kind == Kind.STRING}
+        strings = (definition for definition in process.definitions if definition.kind == Kind.STRING)
+        return {string.number: self.string(string.text) for string in strings}
 
-    def rows(self, part: Part, domains: Mapping[int, int], origin: int) -> pl.DataFrame:
+    def rows(self, process: Part, domains: Mapping[int, int], origin: int) -> pl.DataFrame:
         """Return the rows of NVTX_EVENTS with the names of domains, categories and threads."""
         rows = []
-        for one in part.definitions:
-            domain = domains.get(one.domain, one.domain)
-            if one.kind not in _TYPE_OF or (one.kind == Kind.DOMAIN_NAME and not self._is_new(part.pid, domain)):
+        for definition in process.definitions:
+            domain = domains.get(definition.domain, definition.domain)
+            if definition.kind not in _TYPE_OF or (
+                definition.kind == Kind.DOMAIN_NAME and not self._is_new(process.pid, domain)
+            ):
                 continue
             row = {
-                "start": one.time - origin,
-                "eventType": _TYPE_OF[one.kind],
-                "category": one.number if one.kind == Kind.CATEGORY else None,
-                "text": None if one.kind == Kind.DOMAIN_END else one.text,
-                "globalTid": global_tid(part.pid, one.thread),
+                "start": definition.time - origin,
+                "eventType": _TYPE_OF[definition.kind],
+                "category": definition.number if definition.kind == Kind.CATEGORY else None,
+                "text": None if definition.kind == Kind.DOMAIN_END else definition.text,
+                "globalTid": global_tid(process.pid, definition.thread),
                 "domainId": domain,
             }
             rows.append(row)
@@ -361,30 +365,34 @@ class _EventsFile:
             statement.bind_stream(events)
             statement.execute_update()
 
-    def describe(self, parts: list[Part], names: _Names, end: int, meta: Mapping[str, str], notes: list[str]) -> None:
+    def describe(
+        self, processes: list[Part], names: _Names, end: int, meta: Mapping[str, str], notes: list[str]
+    ) -> None:
         """Write all other tables.
 
         `parts` are by start of the recording, which ends `end` ns later. `meta` and `notes` are entries of
         META_DATA_CAPTURE.
         """
-        processes = {global_tid(part.pid): (global_tid(part.pid), part.pid, part.program) for part in parts}
+        process_rows = {
+            global_tid(process.pid): (global_tid(process.pid), process.pid, process.program) for process in processes
+        }
         threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
         capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
         exported = [
             ("EXPORT_PRODUCT_NAME", "annot"),
             ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
-            *((f"EXPORT_SCHEMA_VERSION{part}", number) for part, number in _SCHEMA_VERSION.items()),
+            *((f"EXPORT_SCHEMA_VERSION{suffix}", number) for suffix, number in _SCHEMA_VERSION.items()),
             ("EXPORT_TIME_UTC", datetime.now(UTC).strftime(_TIME)),
         ]
         tables: dict[str, list[tuple[Any, ...]]] = {
-            "PROCESSES": list(processes.values()),
+            "PROCESSES": list(process_rows.values()),
             "ThreadNames": threads,
             "StringIds": [(number, text) for text, number in names.strings.items()],
             "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
             "META_DATA_EXPORT": exported,
             "META_DATA_CAPTURE": capture,
             "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
-            "TARGET_INFO_SESSION_START_TIME": [_start_time(parts[0].started_utc)] if parts else [],
+            "TARGET_INFO_SESSION_START_TIME": [_start_time(processes[0].started_utc)] if processes else [],
         }
         with sqlite3.connect(self._path) as plain:
             plain.execute("PRAGMA synchronous = OFF")

@@ -133,11 +133,11 @@ def global_tid(pid: int, thread: int = 0) -> int:
 def read_part(path: Path) -> Part:
     """Read a file except for its events. Raise UnreadableError for a file with another or a damaged header."""
     with path.open("rb") as file:
-        part = _read_header(path, file.read(_PAGE))
+        process = _read_header(path, file.read(_PAGE))
         for offset, chunk in _chunks(file):
-            _read_chunk(part, offset, chunk)
-    part.sections.sort(key=lambda section: (section.serial, section.number))
-    return part
+            _read_chunk(process, offset, chunk)
+    process.sections.sort(key=lambda section: (section.serial, section.number))
+    return process
 
 
 def retire(path: Path) -> None:
@@ -177,33 +177,33 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         offset += length
 
 
-def _read_chunk(part: Part, offset: int, chunk: bytes) -> None:
+def _read_chunk(process: Part, offset: int, chunk: bytes) -> None:
     kinds = chunk[: len(chunk) // RECORD * RECORD : RECORD]
     written = kinds.find(Kind.NONE)
     if written >= 0:
         kinds = kinds[:written]
     if kinds[1:2] != bytes([Kind.THREAD]):
-        part.definitions.extend(_read_definitions(chunk, len(kinds)))
+        process.definitions.extend(_read_definitions(chunk, len(kinds)))
         return
     begin = 1
     while begin >= 0:
         end = kinds.find(Kind.THREAD, begin + 1)
-        _read_section(part, offset, chunk, begin, end if end >= 0 else len(kinds))
+        _read_section(process, offset, chunk, begin, end if end >= 0 else len(kinds))
         begin = end
 
 
-def _read_section(part: Part, offset: int, chunk: bytes, begin: int, end: int) -> None:
+def _read_section(process: Part, offset: int, chunk: bytes, begin: int, end: int) -> None:
     _, flags, _, length, time, serial, number, thread = _RECORD.unpack_from(chunk, begin * RECORD)
     name, at = read_text(chunk, begin + 1, length)
     if name:
-        part.thread_names[thread] = name
+        process.thread_names[thread] = name
     levels = {}
     while at < end and chunk[at * RECORD] == Kind.LEVEL:
         _, _, domain, floor, _, level, _, _ = _RECORD.unpack_from(chunk, at * RECORD)
         levels[domain] = floor, level
         at += 1
     gap, time, first = bool(flags & _GAP), min(time, MAX_TIME), offset + at * RECORD
-    part.sections.append(Section(serial, number, thread, time, gap, levels, first, max(end - at, 0)))
+    process.sections.append(Section(serial, number, thread, time, gap, levels, first, max(end - at, 0)))
 
 
 def _read_definitions(chunk: bytes, end: int) -> Iterator[Definition]:

@@ -115,12 +115,12 @@ class Host:
         self, plane: Plane, kind: Kind, stats: Sequence[tuple[str, Any]], start: int, end: int
     ) -> Kind | None:
         """Return the kind of an event from its statistics, or None if the event does not become a range."""
-        found = dict(stats)
-        if _CORRELATION in found:
-            return self._launch(kind.text, integer(found[_CORRELATION]), start, end)
-        if "hlo_op" in found:
-            return self._operation(self._instructions.operation(plane, found) or plane.text(found["hlo_op"]))
-        if "step_num" in found and 0 <= (step := integer(found["step_num"])) < _MOST_STEPS:
+        values = dict(stats)
+        if _CORRELATION in values:
+            return self._launch(kind.text, integer(values[_CORRELATION]), start, end)
+        if "hlo_op" in values:
+            return self._operation(self._instructions.operation(plane, values) or plane.text(values["hlo_op"]))
+        if "step_num" in values and 0 <= (step := integer(values["step_num"])) < _MOST_STEPS:
             self.steps += 1
             return Kind(tag.format(tag.Tag(module=kind.text, phase="step", step=step)), None)
         return kind

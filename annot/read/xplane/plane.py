@@ -77,11 +77,11 @@ class Plane:
 
     def constants(self, stat_names: Mapping[int, str]) -> dict[int, dict[str, Any]]:
         """Return the selected statistics of the event metadata, by event metadata id."""
-        found = {
+        selected = {
             entry.key: {name: stat for stat in entry.value.stats if (name := stat_names.get(stat.metadata_id))}
             for entry in self.message.event_metadata
         }
-        return {number: stats for number, stats in found.items() if stats}
+        return {number: stats for number, stats in selected.items() if stats}
 
     def text(self, stat: Any) -> str:
         """Return the text of a statistic, or "". The text can be a reference to the name of another statistic."""

@@ -116,8 +116,8 @@ class Ranges:
     def _learn(self, kind: Kind) -> tuple[int, tuple[int, ...]]:
         levels = () if kind.operation is None else self._levels(kind.operation)
         scopes = tuple(self._label(level, _SCOPE) for level in levels)
-        known = self._known[kind] = (self._label(kind.text, kind.role), scopes)
-        return known
+        labels = self._known[kind] = (self._label(kind.text, kind.role), scopes)
+        return labels
 
     def _label(self, text: str, role: str | None) -> int:
         return self._labels.setdefault((text, role), len(self._labels))
@@ -147,7 +147,7 @@ class Ranges:
         self._texts.append(label)
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """Return the length of the common prefix of two sequences."""
-    different = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return len(one) if one == other else next(different, min(len(one), len(other)))
+    different = (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return len(left) if left == right else next(different, min(len(left), len(right)))

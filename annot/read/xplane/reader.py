@@ -79,13 +79,13 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read an XPlane file; see `annot.read.formats.Reader`."""
-    found = _captures(path) if path.is_dir() else [path]
-    if len(found) > 1:
-        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
-    [path] = found
+    captures = _captures(path) if path.is_dir() else [path]
+    if len(captures) > 1:
+        raise AnnotError(f"{path} contains {len(captures)} XPlane files. Pass one of them, such as {captures[-1]}.")
+    [path] = captures
     space = _parsed(path)
     try:
-        with _without_collection():
+        with _disable_collection():
             return _profile(path, space)
     except OverflowError as error:
         raise AnnotError(f"{path} cannot be read: {error}") from None
@@ -97,7 +97,7 @@ def _captures(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def _disable_collection() -> Iterator[None]:
     """Disable garbage collection. It takes half of the time, and the millions of new objects have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
@@ -159,8 +159,8 @@ def _table(activities: Activities, origins: _Origins) -> pl.DataFrame:
     schema = _columns({**KERNELS, **COPIES}, ("name", "kind", "bytes", "pinned"))
     kinds = pl.DataFrame([kind[:4] for kind in activities.kinds], schema=schema, orient="row")
     kinds = kinds[pl.Series(activities.kind, dtype=pl.Int64)]
-    known = pl.when(pl.col("correlation") != 0).then("correlation")
-    return table.with_columns(known.alias("correlation"), *kinds.get_columns())
+    correlation = pl.when(pl.col("correlation") != 0).then("correlation")
+    return table.with_columns(correlation.alias("correlation"), *kinds.get_columns())
 
 
 def _columns(schema: Schema, names: Iterable[str]) -> Schema:
@@ -215,10 +215,10 @@ _Origins = tuple[list[int | None], list[int | None]]
 
 def _launched_operations(activities: Activities) -> dict[int, str]:
     """Return the operation of each correlation id. A CUDA graph launch has several operations; the first one counts."""
-    known = [kind.operation for kind in activities.kinds]
+    by_kind = [kind.operation for kind in activities.kinds]
     operations: dict[int, str] = {}
     for correlation, kind in zip(activities.correlation, activities.kind, strict=True):
-        if correlation and (operation := known[kind]) is not None:
+        if correlation and (operation := by_kind[kind]) is not None:
             operations.setdefault(correlation, operation)
     return operations
 
@@ -231,7 +231,7 @@ def _add_origins(
     Each stream gets a new thread. On this thread, the activities replace the launches. Overlapping activities end where
     the next one begins. If the host has no training steps, the steps of the devices are added too.
     """
-    streams = _without_origin(activities, frozenset(host.launches["correlation"]), operations, scopes)
+    streams = _unlaunched_rows(activities, frozenset(host.launches["correlation"]), operations, scopes)
     threads: list[int | None] = [None] * len(activities.start)
     starts: list[int | None] = [None] * len(activities.start)
     named = [kind.operation or kind.name for kind in activities.kinds]
@@ -252,7 +252,7 @@ def _add_origins(
     return threads, starts
 
 
-def _without_origin(
+def _unlaunched_rows(
     activities: Activities, launches: frozenset[int], operations: Mapping[int, str], scopes: Scopes
 ) -> list[list[int]]:
     """Return the rows of activities whose launch does not lead to their operation, for each stream."""

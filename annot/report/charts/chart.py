@@ -161,7 +161,7 @@ def as_svg(chart: Chart) -> str:
 
 
 def _element(shape: Shape) -> str:
-    x, y = (f"{one:.1f}" for one in shape.points[0])
+    x, y = (f"{coordinate:.1f}" for coordinate in shape.points[0])
     color, text = INKS.get(shape.style, shape.style), escape(shape.text)
     if shape.kind == "line":
         path = "L".join(f"{left:.1f} {top:.1f}" for left, top in shape.points)
@@ -181,9 +181,9 @@ def _element(shape: Shape) -> str:
 
 def shapes(chart: Chart) -> list[Shape]:
     """Return the drawing of a chart, as large as its `size`, with a message if there are no points."""
-    series = [_drawable(one, chart) for one in chart.series]
+    series = [_drawable(curve, chart) for curve in chart.series]
     title = _text(_LEFT, 26, chart.title, style="title")
-    if not any(one.points for one in series):
+    if not any(curve.points for curve in series):
         return [title, _text(_LEFT, 70, "No data")]
     x, y = _axes(chart, series)
     guides = [shape for guide in chart.guides for shape in _guide(guide, x, y)]
@@ -206,13 +206,13 @@ def _drawable(series: Series, chart: Chart) -> Series:
 
 
 def _axes(chart: Chart, series: Sequence[Series]) -> tuple[_Axis, _Axis]:
-    points = [point for one in (*series, *chart.guides) for point in one.points]
+    points = [point for curve in (*series, *chart.guides) for point in curve.points]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     if chart.bars:
         ys += [0.0, *_totals(series).values()]
     if chart.least_y is not None:
         ys.append(chart.least_y)
-    longest = max((min(len(one.name), _NAME) for one in series), default=0)
+    longest = max((min(len(curve.name), _NAME) for curve in series), default=0)
     right, bottom = chart.size[0] - _RIGHT - (24 + 6 * longest if longest else 0), chart.size[1] - _BELOW
     if chart.categories is not None:
         bottom -= 26  # turned texts need space
@@ -227,8 +227,8 @@ def _axes(chart: Chart, series: Sequence[Series]) -> tuple[_Axis, _Axis]:
 def _totals(series: Iterable[Series]) -> dict[float, float]:
     """The height of the stacked bars by place."""
     totals: dict[float, float] = {}
-    for one in series:
-        for x, y in one.points:
+    for bars in series:
+        for x, y in bars.points:
             totals[x] = totals.get(x, 0.0) + y
     return totals
 
@@ -255,8 +255,8 @@ def _decades(low: float, high: float) -> list[float]:
     """Powers of ten as ticks, with 2 and 5 between them if there are few, or even ticks for less than a decade."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
-    found = [tick for e in exponents for factor in factors if low <= (tick := factor * 10.0**e) <= high]
-    return found if len(found) > 2 else _even(low, high)
+    ticks = [tick for e in exponents for factor in factors if low <= (tick := factor * 10.0**e) <= high]
+    return ticks if len(ticks) > 2 else _even(low, high)
 
 
 def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
@@ -282,23 +282,23 @@ def _guide(guide: Series, x: _Axis, y: _Axis) -> Iterable[Shape]:
 
 
 def _dots(series: Sequence[Series], number: int, chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
-    one, color = series[number], _color(series, number)
-    places = [(x.at(a), y.at(b)) for a, b in one.points]
+    dots, color = series[number], _color(series, number)
+    places = [(x.at(a), y.at(b)) for a, b in dots.points]
     if chart.lines and len(places) > 1:
         yield Shape("line", places, color)
-    for point, mark, place in zip(one.points, one.marks, places, strict=True):
-        yield Shape("dot", [place], color, _tip(one, point, mark, chart), mark.link, mark.opacity, mark.size)
+    for point, mark, place in zip(dots.points, dots.marks, places, strict=True):
+        yield Shape("dot", [place], color, _tip(dots, point, mark, chart), mark.link, mark.opacity, mark.size)
 
 
 def _bars(series: Sequence[Series], chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
     bases: dict[float, float] = {}
     half = min(0.42 * abs(x.at(chart.bars) - x.at(0)), _THICK / 2)
-    for number, one in enumerate(series):
-        for point, mark in zip(one.points, one.marks, strict=True):
+    for number, bars in enumerate(series):
+        for point, mark in zip(bars.points, bars.marks, strict=True):
             middle, base = x.at(point[0]), bases.get(point[0], 0.0)
             bases[point[0]] = top = base + point[1]
             corners = [(middle - half, y.at(top)), (middle + half, y.at(base))]
-            yield Shape("bar", corners, _color(series, number), _tip(one, point, mark, chart), "", mark.opacity)
+            yield Shape("bar", corners, _color(series, number), _tip(bars, point, mark, chart), "", mark.opacity)
 
 
 def _tip(series: Series, point: tuple[float, float], mark: Mark, chart: Chart) -> str:
@@ -307,7 +307,7 @@ def _tip(series: Series, point: tuple[float, float], mark: Mark, chart: Chart) -
 
 
 def _legend(series: Sequence[Series], left: float) -> Iterable[Shape]:
-    named = [(number, one.name) for number, one in enumerate(series) if one.name and one.points]
+    named = [(number, curve.name) for number, curve in enumerate(series) if curve.name and curve.points]
     for row, (number, name) in enumerate(named[:_LEGEND]):
         top = _TOP + 10 + 20 * row
         yield Shape("bar", [(left, top - 9), (left + 10, top + 1)], _color(series, number))
@@ -326,8 +326,8 @@ def _color(series: Sequence[Series], number: int) -> str:
         return name
     where = (len(_RAMP) - 1) * number / max(len(series) - 1, 1)
     low = min(int(where), len(_RAMP) - 2)
-    parts = (round(a + (b - a) * (where - low)) for a, b in zip(_RAMP[low], _RAMP[low + 1], strict=True))
-    return "#" + "".join(f"{part:02x}" for part in parts)
+    channels = (round(a + (b - a) * (where - low)) for a, b in zip(_RAMP[low], _RAMP[low + 1], strict=True))
+    return "#" + "".join(f"{channel:02x}" for channel in channels)
 
 
 def _short(value: float) -> str:

@@ -39,7 +39,7 @@ def pictures(attribution: Attribution) -> dict[str, Chart]:
     roofline = roofline_chart(layer_roofline(attribution, peaks), peaks)
     charts = dict(zip(("steps",), step_charts(by_step(attribution)), strict=False))
     charts |= {"layers": _layers(with_groups(by_layer(attribution), by_line(attribution))), "roofline": roofline}
-    return {name: chart for name, chart in charts.items() if any(one.points for one in chart.series)}
+    return {name: chart for name, chart in charts.items() if any(curve.points for curve in chart.series)}
 
 
 def step_charts(steps: pl.DataFrame, size: tuple[int, int] = SIZE) -> list[Chart]:
@@ -52,21 +52,21 @@ def step_charts(steps: pl.DataFrame, size: tuple[int, int] = SIZE) -> list[Chart
     processes = steps.partition_by("process", maintain_order=True)
     names = [f", process {number} of {len(processes)}" for number in range(1, len(processes) + 1)]
     shown = zip(processes[:_PROCESSES], names if len(names) > 1 else [""], strict=False)
-    return [_steps(part, name, size) for part, name in shown]
+    return [_steps(process_steps, name, size) for process_steps, name in shown]
 
 
 def _steps(steps: pl.DataFrame, process: str, size: tuple[int, int]) -> Chart:
     """The time of each step of a process, by part, and the GPU time as a line."""
     host, every = steps["host_ns"].null_count() == 0, -(-steps.height // _BARS)
     rest = pl.col("host_ns") - pl.sum_horizontal(f"{phase}_ns" for phase in _PHASES)  # data is outside of the steps
-    parts = {part: pl.col(f"{part}_ns") for part in ("data", *_PHASES)} | {"other": rest.clip(0)}
-    parts = parts if host else {"GPU": pl.col("gpu_ns")}
-    table = steps.with_row_index("place").select("place", "step", "warmup", on_gpu="gpu_ns", **parts)
-    table = table.with_columns(total=pl.sum_horizontal(*parts), bar=pl.col("place") // every)
+    times = {phase: pl.col(f"{phase}_ns") for phase in ("data", *_PHASES)} | {"other": rest.clip(0)}
+    times = times if host else {"GPU": pl.col("gpu_ns")}
+    table = steps.with_row_index("place").select("place", "step", "warmup", on_gpu="gpu_ns", **times)
+    table = table.with_columns(total=pl.sum_horizontal(*times), bar=pl.col("place") // every)
     table = table.sort("total", descending=True, maintain_order=True).group_by("bar").first().sort("bar")
     table = table.with_columns(x=steps["step"][0] + table["bar"] * every + (every - 1) / 2)
     unit = unit_for(table["total"])
-    series = [_part(table, part, unit.ns) for part in parts if table[part].sum()]
+    series = [_phase_series(table, phase, unit.ns) for phase in times if table[phase].sum()]
     on_gpu = Series("GPU", table.select("x", pl.col("on_gpu") / unit.ns).rows())
     return Chart(
         f"{'Host' if host else 'GPU'} time of each step{process}",
@@ -75,14 +75,14 @@ def _steps(steps: pl.DataFrame, process: str, size: tuple[int, int]) -> Chart:
     )  # fmt: skip
 
 
-def _part(steps: pl.DataFrame, part: str, unit: int) -> Series:
+def _phase_series(steps: pl.DataFrame, phase: str, unit: int) -> Series:
     """A part of the steps, with its share of each step."""
     points, marks = [], []
-    for x, step, warmup, ns, total in steps.select("x", "step", "warmup", part, "total").iter_rows():
+    for x, step, warmup, ns, total in steps.select("x", "step", "warmup", phase, "total").iter_rows():
         points.append((x, ns / unit))
-        text = f"Step {step}: {part} {duration(ns)} of {duration(total)}{' (warm-up)' if warmup else ''}"
+        text = f"Step {step}: {phase} {duration(ns)} of {duration(total)}{' (warm-up)' if warmup else ''}"
         marks.append(Mark(text, opacity=_WARMUP if warmup else 1))
-    return Series(part, points, marks)
+    return Series(phase, points, marks)
 
 
 def _layers(rows: pl.DataFrame) -> Chart:
@@ -99,8 +99,8 @@ def _layers(rows: pl.DataFrame) -> Chart:
     longest = sums.sort("ms", descending=True, maintain_order=True).head(_LAYERS)["layer"].to_list()
     position = {layer: float(number) for number, layer in enumerate(longest)}
     series = [
-        Series(str(phase), [(position[layer], ms) for _, layer, ms in part.iter_rows()])
-        for (phase,), part in layers.filter(pl.col("layer").is_in(longest)).group_by("phase", maintain_order=True)
+        Series(str(phase), [(position[layer], ms) for _, layer, ms in phase_rows.iter_rows()])
+        for (phase,), phase_rows in layers.filter(pl.col("layer").is_in(longest)).group_by("phase", maintain_order=True)
     ]
     title = "Self time of the longest layers" if sums.height > _LAYERS else "Self time of layers"
     return Chart(title, "", "ms", series, bars=1, categories=longest)
@@ -117,9 +117,9 @@ def roofline_chart(rows: pl.DataFrame, peaks: Peaks, size: tuple[int, int] = SIZ
     """
     rows = rows.filter((pl.col("intensity") > 0) & (pl.col("flops_per_s") > 0)).sort("time_ns", descending=True)
     longest, series = rows["time_ns"].max() or 1, []
-    for (phase,), part in rows.group_by("phase", maintain_order=True):  # short layers in front of long ones
-        marks = [_mark(row, longest) for row in part.iter_rows(named=True)]
-        series.append(Series(str(phase), part.select("intensity", "flops_per_s").rows(), marks))
+    for (phase,), phase_rows in rows.group_by("phase", maintain_order=True):  # short layers in front of long ones
+        marks = [_mark(row, longest) for row in phase_rows.iter_rows(named=True)]
+        series.append(Series(str(phase), phase_rows.select("intensity", "flops_per_s").rows(), marks))
     return Chart(
         "Roofline of layers, larger dots take more time", "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True,
         guides=_used_roofs(rows, peaks), size=size,

@@ -45,7 +45,7 @@ def _lines(events: Events) -> Iterator[Iterable[str]]:
         block = block.with_columns(group=pl.col("track").replace_strict(groups, default=0, return_dtype=pl.Int32))
         crossing = pl.col("kind") == "crossing"
         nested, others = block.filter(~crossing), block.filter(crossing)
-        yield from (part.select(_complete())["line"].explode() for part in nested.iter_slices(_SLICE))
+        yield from (rows.select(_complete())["line"].explode() for rows in nested.iter_slices(_SLICE))
         if others.height:
             yield others.select(_begin_and_end())["line"].explode()
     if names := [json.dumps(event) for event in _names(events)]:

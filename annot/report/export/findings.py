@@ -59,9 +59,12 @@ def _text(row: dict[str, Any], clock: str) -> str:
     unit = "FLOP" if flops[-1:].isalpha() else " FLOP"
     bound = row["bound"] and f"{row['bound']}-bound"
     of_roof = None if row["roof_share"] is None else f"{share(row['roof_share'], 1)} of the roof"
-    parts = (
-        " ".join(filter(None, (layer, row["module"], number, phase))), row["shapes"],
-        f"{clock} {duration(row['time_ns'])}", flops and f"{flops}{unit}", ", ".join(filter(None, (bound, of_roof))),
-    )  # fmt: skip
-    text = printable(" · ".join(filter(None, parts)))
+    facts = (
+        " ".join(filter(None, (layer, row["module"], number, phase))),
+        row["shapes"],
+        f"{clock} {duration(row['time_ns'])}",
+        flops and f"{flops}{unit}",
+        ", ".join(filter(None, (bound, of_roof))),
+    )
+    text = printable(" · ".join(filter(None, facts)))
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

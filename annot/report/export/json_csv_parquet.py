@@ -56,7 +56,7 @@ def as_json(report: Tabular) -> Iterator[str]:
 def as_jsonl(report: Tabular) -> Iterator[str]:
     """Yield one line of JSON per row, without `meta`."""
     for rows in report.rows.iter_slices(_SLICE):
-        yield re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", rows.write_ndjson())
+        yield re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", rows.write_ndjson())
 
 
 def as_csv(report: Tabular) -> Iterator[str]:
@@ -75,10 +75,10 @@ def as_csv(report: Tabular) -> Iterator[str]:
 
 def _escaped(texts: pl.Series) -> pl.Series:
     texts = texts.cast(pl.String)
-    found = texts.str.contains(_CONTROL).fill_null(value=False).arg_true()
-    if len(found):
-        escaped = [re.sub(_CONTROL, lambda one: repr(one[0])[1:-1], text) for text in texts.gather(found)]
-        texts = texts.scatter(found, escaped)
+    indices = texts.str.contains(_CONTROL).fill_null(value=False).arg_true()
+    if len(indices):
+        escaped = [re.sub(_CONTROL, lambda match: repr(match[0])[1:-1], text) for text in texts.gather(indices)]
+        texts = texts.scatter(indices, escaped)
     return texts.str.replace(_FORMULA, "'$1")
 
 

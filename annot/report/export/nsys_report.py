@@ -79,12 +79,12 @@ def enrich(attribution: Attribution, report: Path, out: Path) -> None:
         AnnotError: no backend is installed, the backend failed, or the profile contains no layers or phases.
     """
     write = _backend_for(attribution)
-    found = spans(attribution)
-    if found.rows.is_empty():
+    layer_spans = spans(attribution)
+    if layer_spans.rows.is_empty():
         raise AnnotError(f"{report} contains no layers or phases. Record it with emit_ranges(model)")
     with tempfile.TemporaryDirectory(prefix=".annot-", dir=out.parent) as scratch:
         written = Path(scratch) / "enriched.nsys-rep"
-        write(report.absolute(), written, findings(found), found.tracks)
+        write(report.absolute(), written, findings(layer_spans), layer_spans.tracks)
         os.replace(written, out)
 
 
@@ -118,11 +118,13 @@ def _write_by_nsys_writer(
         with library.Session(name=str(out.with_suffix("")), report_merge=str(report), time_base=base) as session:
             domain = session.get_domain(FINDINGS)
             places = {track.number: (track.group.name, track.name) for track in tracks.all()}
-            for track, of_track in groupby(ranges, key=lambda one: one.track):
-                scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
+            for track, of_track in groupby(ranges, key=lambda finding: finding.track):
+                scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", name) for name in places[track]))
                 with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
-                    for one in of_track:
-                        stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
+                    for finding in of_track:
+                        stream.write_pushpop(
+                            finding.start + zero, finding.end + zero, message=finding.text, color=finding.color
+                        )
     except Exception as error:  # nsys_writer documents no exception types
         raise AnnotError(f"{report} cannot be enriched by nsys_writer: {error}") from None
     if not out.exists():
@@ -204,11 +206,11 @@ def nvtxt(ranges: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
     for track in tracks.all():
         yield f"NameOsThread, {processes[track.number]}, {track.number}, {_quoted(track.name)}"
     process = 0
-    for one in ranges:
-        if process != (process := processes[one.track]):
+    for finding in ranges:
+        if process != (process := processes[finding.track]):
             yield from (_RANGES, f"ProcessId = {process}", "TimeBase = Manual")
-        times = f"{max(one.start, 0)}, {max(one.end, 0)}"
-        yield f"RangeStartEnd, {times}, {one.track}, {one.color:#x}, {_quoted(one.text)}"
+        times = f"{max(finding.start, 0)}, {max(finding.end, 0)}"
+        yield f"RangeStartEnd, {times}, {finding.track}, {finding.color:#x}, {_quoted(finding.text)}"
 
 
 def _quoted(text: str) -> str:

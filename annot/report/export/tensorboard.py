@@ -68,9 +68,9 @@ def _layer_scalars(attribution: Attribution, report: Report, wall_time: float) -
     per_step = by_layer_and_step(attribution)
     if per_step.is_empty():
         per_step = report.rows.with_columns(step=pl.lit(0, pl.Int64))
-    for (step,), part in per_step.group_by("step", maintain_order=True):
-        known = part.drop_nulls(report.time).iter_rows(named=True)
-        values = {f"{row['phase']} ms/{_label(row)}": row[report.time] / 1e6 for row in known}
+    for (step,), rows in per_step.group_by("step", maintain_order=True):
+        timed = rows.drop_nulls(report.time).iter_rows(named=True)
+        values = {f"{row['phase']} ms/{_label(row)}": row[report.time] / 1e6 for row in timed}
         yield tfevents.scalars(wall_time, int(str(step)), values)
 
 
@@ -81,22 +81,18 @@ def _label(row: dict[str, Any]) -> str:
 def _layer_table(report: Report) -> str:
     """Return the columns of the view, sums, as Markdown."""
     rows = report.rows.with_columns(main_ns=report.column).to_dicts()
-    shown = [COLUMNS["phase"], *(one for one in report.view.shown if report.knows(one.name))]
+    shown = [COLUMNS["phase"], *(column for column in report.view.shown if report.knows(column.name))]
     columns = formatted(shown, rows, report.whole, units=True)
-    lines = [(*row_label(row), *(one.show(row) for one in columns), ", ".join(row["shapes"][:1])) for row in rows]
-    return _markdown(("Layer", "Module", *(one.title for one in columns), "Input"), lines)
-
-
-def _span(ns: int | None) -> str:
-    return "" if ns is None else duration(ns)
+    lines = [(*row_label(row), *(column.show(row) for column in columns), ", ".join(row["shapes"][:1])) for row in rows]
+    return _markdown(("Layer", "Module", *(column.title for column in columns), "Input"), lines)
 
 
 def _summary(meta: dict[str, Any]) -> str:
-    step = meta["step_ns"]
+    host, step = meta["host_ns"], meta["step_ns"]
     facts = (
         ("Profile", meta["source"]), ("Written by", meta["producer"]),
         ("GPU time", duration(meta["gpu_ns"])), ("GPU time in ranges", duration(meta["attributed_gpu_ns"])),
-        ("Host time in ranges", _span(meta["host_ns"])), ("Ranges", count(meta["ranges"])),
+        ("Host time in ranges", "" if host is None else duration(host)), ("Ranges", count(meta["ranges"])),
         ("Kernels", count(meta["kernels"])), ("Steps", count(meta["steps"])),
         ("Median step", "" if step is None else duration(step["median"])),
         *(("Note", note) for note in meta["notes"]),

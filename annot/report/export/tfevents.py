@@ -45,7 +45,7 @@ def version(wall_time: float) -> bytes:
 
 def scalars(wall_time: float, step: int, values: dict[str, float]) -> bytes:
     """Return an event with numbers by tag."""
-    return _record(wall_time, [{"tag": tag, "simple_value": one} for tag, one in values.items()], step=step)
+    return _record(wall_time, [{"tag": tag, "simple_value": value} for tag, value in values.items()], step=step)
 
 
 def text(wall_time: float, tag: str, markdown: str) -> bytes:

@@ -80,21 +80,22 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     Raises:
         ValueError: the profiles cannot be compared by `by`.
     """
-    found: dict[str, Any] = {}
+    comparisons: dict[str, Any] = {}
     for subject in SUBJECTS:
         try:
-            found[subject] = compare(a, b, by=subject)
+            comparisons[subject] = compare(a, b, by=subject)
         except ValueError:
             if subject == by:
                 raise
-    one = found[by]
-    kernels = list(dict.fromkeys(name for each in found.values() for name in each.kernels))
+    comparison = comparisons[by]
+    kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
-        "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
-        "step_time": one.step_time,
-        "devices": list(one.devices), "same_program": one.comparability.same_program,
-        "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
-        "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in found.items()},
+        "kind": "compare", "names": list(names), "by": by, "time": comparison.time, "steps": comparison.steps,
+        "whole": comparison.whole, "step_time": comparison.step_time,
+        "devices": list(comparison.devices), "same_program": comparison.comparability.same_program,
+        "reasons": [reason.text for reason in comparison.comparability.reasons],
+        "notes": list(comparison.comparability.notes),
+        "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
     }  # fmt: skip
@@ -109,8 +110,8 @@ def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
     rows = rows.join(groups.unique(KEY[:2], keep="first"), on=KEY[:2], how="left", maintain_order="left")
     labels = [row_label(row) for row in rows.select(KEY).iter_rows(named=True)]
     return rows.with_columns(
-        label=pl.Series([one for one, _ in labels], dtype=pl.String),
-        remark=pl.Series([one for _, one in labels], dtype=pl.String),
+        label=pl.Series([label for label, _ in labels], dtype=pl.String),
+        remark=pl.Series([remark for _, remark in labels], dtype=pl.String),
     )
 
 
@@ -145,15 +146,13 @@ def run_data(
     return {
         "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(_in_words(rows, units)), **lines, "charts": charts,
-        "roofline_folds": _columns(_in_words(folded, units)),
+        "rows": _columns(_name_precisions(rows, units)), **lines, "charts": charts,
+        "roofline_folds": _columns(_name_precisions(folded, units)),
         "shares": part_names(attribution), "peaks": _peaks_in_words(peaks, units), **made,
     }  # fmt: skip
 
 
-def _views(
-    attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int
-) -> dict[str, Any]:  # fmt: skip
+def _views(attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int) -> dict[str, Any]:
     """The data of the views by name, in the order in which they are computed; see `run_data`."""
     tables = (find_view("layer", "communication"), *other_views())
     # Views with the highest memory use come first, while little else is in memory.
@@ -165,7 +164,7 @@ def _views(
         "names": lambda: _names(shown, rows, steps),
         "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
-        "classes": lambda: _columns(_per_step(by_class(shown), steps)),
+        "classes": lambda: _columns(_step_means(by_class(shown), steps)),
         "more": lambda: [table for view in tables if (table := _table(view, shown, steps))],
     }
     made: dict[str, Any] = {}
@@ -175,7 +174,7 @@ def _views(
     return made
 
 
-def _in_words(rows: pl.DataFrame, units: str) -> pl.DataFrame:
+def _name_precisions(rows: pl.DataFrame, units: str) -> pl.DataFrame:
     """Rows with the words for precisions that the terminal shows too."""
     words = {name: precision_words(name, units) for name in rows["precision"].drop_nulls().unique()}
     return rows.with_columns(pl.col("precision").replace(words))
@@ -192,13 +191,13 @@ def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool
 
 
 def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
-    devices = [one | {"process": str(one["process"])} for one in meta["devices"]]
+    devices = [device | {"process": str(device["process"])} for device in meta["devices"]]
     return meta | {"source": source, "devices": devices}
 
 
 def _rows(attribution: Attribution, details: pl.DataFrame, steps: int) -> pl.DataFrame:
     """The rows of the lines, per step, with the other columns of the rows by layer. Rows of several lines repeat."""
-    lines = _per_step(by_line(attribution), steps).drop("gpu_busy_ns")
+    lines = _step_means(by_line(attribution), steps).drop("gpu_busy_ns")
     others = details.drop(name for name in lines.columns if name in details.columns and name not in KEY)
     others = others.rename({"phase": "own"})
     return lines.join(others, on=["layer", "module", "own"], how="left", maintain_order="left")
@@ -226,16 +225,16 @@ def _lines(rows: pl.DataFrame) -> _Lines:
 def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
     """The folds, with their members as places of lines. The places of folds follow those of the lines, from `first`."""
     places = {id(line): place for place, line in enumerate(lines)}
-    found: list[dict[str, Any]] = []
+    folds: list[dict[str, Any]] = []
     for fold, above in every_fold(lines):
-        places[id(fold)] = first + len(found)
+        places[id(fold)] = first + len(folds)
         members = [places[id(line)] for line in fold.members]
-        found.append({
+        folds.append({
             "label": fold.label, "module": fold.module, "layer": fold.key[0], "title": fold.key[0], "count": fold.count,
             "parent": -1 if above is None else places[id(above)], "members": members,
             "indices": [index_of(line, fold) for line in fold.members],
         })  # fmt: skip
-    return found
+    return folds
 
 
 def _layer_steps(attribution: Attribution, shown: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
@@ -263,11 +262,11 @@ def _layer_steps(attribution: Attribution, shown: Attribution, rows: pl.DataFram
 def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace line and phase by the row index in the layer table."""
     number = rows.select("line", "phase").with_row_index("row")
-    found = table.join(number, on=["line", "phase"], how="inner", maintain_order="left").drop("line", "phase")
-    return found.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
+    numbered = table.join(number, on=["line", "phase"], how="inner", maintain_order="left").drop("line", "phase")
+    return numbered.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
 
 
-def _per_step(table: pl.DataFrame, steps: int) -> pl.DataFrame:
+def _step_means(table: pl.DataFrame, steps: int) -> pl.DataFrame:
     return table if steps == 1 else per_step(table, COLUMNS.values(), steps)
 
 
@@ -277,7 +276,7 @@ def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str
     activities = activities.hstack(rows_of_nodes(attribution)[activities["node"]])
     by_name = activities.group_by("line", "phase", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum())
     sums = with_classes(by_name)
-    table = _numbered(_per_step(sums, steps), rows).sort("gpu_ns", "row", "name", descending=[True, False, False])
+    table = _numbered(_step_means(sums, steps), rows).sort("gpu_ns", "row", "name", descending=[True, False, False])
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
@@ -290,8 +289,8 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
     """Encode texts as indices of a list of distinct texts."""
     distinct = texts.unique(maintain_order=True)
     numbers = pl.DataFrame({"text": distinct}).with_row_index("number")
-    found = pl.DataFrame({"text": texts}).join(numbers, on="text", how="left", maintain_order="left", nulls_equal=True)
-    return found["number"].cast(pl.Int64), [text or "" for text in distinct]
+    coded = pl.DataFrame({"text": texts}).join(numbers, on="text", how="left", maintain_order="left", nulls_equal=True)
+    return coded["number"].cast(pl.Int64), [text or "" for text in distinct]
 
 
 def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any] | None:
@@ -322,11 +321,11 @@ def _roofline_folds(rows: pl.DataFrame, lines: _Lines, peaks: Peaks) -> pl.DataF
         for row in lines["lines"][member]["rows"].values()
     ]
     schema = {"place": pl.Int64, "layer": pl.String, "module": pl.String, "row": pl.UInt32}
-    found = pl.DataFrame(places, schema, orient="row").join(points.drop("layer", "module"), on="row")
-    one = pl.col("precision")
-    sums = found.group_by("place", "layer", "module", "phase", maintain_order=True).agg(
+    fold_points = pl.DataFrame(places, schema, orient="row").join(points.drop("layer", "module"), on="row")
+    precision = pl.col("precision")
+    sums = fold_points.group_by("place", "layer", "module", "phase", maintain_order=True).agg(
         pl.col("flops", "bytes", "time_ns", "gpu_idle_ns", "gpu_launch_ns").sum(),
-        pl.when(one.n_unique() == 1).then(one.first()).alias("precision"),
+        pl.when(precision.n_unique() == 1).then(precision.first()).alias("precision"),
     )
     return under_roof(sums, peaks).drop("roof")
 
@@ -357,24 +356,24 @@ def _drawing(chart: Chart) -> dict[str, Any]:
 
 
 def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
-    table = _per_step(by_kernel(attribution), steps)
+    table = _step_means(by_kernel(attribution), steps)
     rows = with_short_names(with_classes(table.head(_KERNELS)), attribution)
     return {"total": table.height, **_columns(rows)}
 
 
-def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:
+def _timeline(attribution: Attribution, rows: pl.DataFrame, drawn: Timeline) -> dict[str, Any]:
     index: dict[Key, int] = {}
     for number, key in enumerate(rows.select("layer", "module", "own").iter_rows()):
         index.setdefault(key, number)  # events of a layer with several lines show the first
     row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
-    cells = found.cells
-    names = [found.events["text"], *([cells.sums["text"].cast(pl.String)] if cells else [])]
+    cells = drawn.cells
+    names = [drawn.events["text"], *([cells.sums["text"].cast(pl.String)] if cells else [])]
     codes, texts = _coded(pl.concat(names))
-    events = found.events.select("lane", "row", "start_ns", "length_ns", of="key")
+    events = drawn.events.select("lane", "row", "start_ns", "length_ns", of="key")
     events = events.with_columns(codes.head(events.height).alias("text"), row_of_key.gather(events["of"]).alias("of"))
     return {
-        "lanes": found.lanes, "texts": texts, "total": found.total,
-        "every": found.every, "left_out": found.left_out, **_columns(events),
+        "lanes": drawn.lanes, "texts": texts, "total": drawn.total,
+        "every": drawn.every, "left_out": drawn.left_out, **_columns(events),
         "cells": cells and {
             "bounds": cells.bounds, "busy": _columns(cells.busy),
             "sums": _columns(cells.sums.select(

@@ -59,8 +59,8 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
 def as_ranks_fragment(report: RanksReport) -> str:
     """Return the comparison of ranks as a table with the totals below."""
     shown = report.across.head(_MOST).to_dicts()
-    columns = [one for one in ranks_columns(report) if any(map(one.show, shown))]
-    heads = [report.view.by.capitalize(), *(one.title for one in columns)]
+    columns = [column for column in ranks_columns(report) if any(map(column.show, shown))]
+    heads = [report.view.by.capitalize(), *(column.title for column in columns)]
     rows = "".join(_row(_label(*row_label(row, report.view.label)), columns, row) for row in shown)
     return _fragment(ranks_heading(report), heads, rows, report.meta, ranks_totals(report))
 
@@ -83,7 +83,7 @@ def _fragment(
 def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "") -> str:
     """Return a table row; `whole` is the tooltip of its label."""
     tooltip = f' title="{_plain(whole)}"' if whole else ""
-    cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
+    cells = "".join(f"<td>{_plain(column.show(row))}</td>" for column in columns)
     return f"<tr><td{tooltip}>{label}</td>{cells}</tr>"
 
 
@@ -92,12 +92,12 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     view, rows = report.view, report.tree_rows
     rows = rows.with_columns(main_ns=report.column) if report.column else rows
     shown = rows.head(_MOST).to_dicts()
-    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole, units=True)
+    columns = formatted([column for column in view.shown if report.knows(column.name)], shown, report.whole, units=True)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
         lines += _row(_label(path, beside), columns, row, row["name"] if view.label == "name" else "")
-    return [view.label.capitalize(), *(one.title for one in columns)], lines
+    return [view.label.capitalize(), *(column.title for column in columns)], lines
 
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
@@ -105,13 +105,13 @@ def _tree(report: Report) -> tuple[Sequence[str], str]:
     layers = shown_lines(report)
     lines = [*layers, *other_lines(report.tree_rows, report.every)]
     unit = unit_for(report.tree_rows[report.time]).name
-    columns = [one for one in shown_columns(report, layers) if any(map(one.show, lines))]
-    timed = {one.title for one in TREE.values() if one.unit == "ns"}
-    heads = [f"{one.title}, {unit}" if one.title in timed else one.title for one in columns]
+    columns = [column for column in shown_columns(report, layers) if any(map(column.show, lines))]
+    timed = {column.title for column in TREE.values() if column.unit == "ns"}
+    heads = [f"{column.title}, {unit}" if column.title in timed else column.title for column in columns]
     bar = heads.index("Share") + 1 if "Share" in heads else 0
     rows = ""
     for line in lines:
-        cells = [_plain(one.show(line)) for one in columns]
+        cells = [_plain(column.show(line)) for column in columns]
         cells[bar:bar] = [_bar(line, report)]
         rows += (
             f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
@@ -131,8 +131,8 @@ def _bar(line: Line, report: Report) -> str:
     if not whole or not total:
         return ""
     forward, backward = (line.get(report.time, phase) or 0 for phase in ("forward", "backward"))
-    parts = (("forward", forward), ("backward", backward), ("rest", total - forward - backward))
-    widths = [(kind, min(100.0, 100 * ns / whole)) for kind, ns in parts if ns > 0]
+    times = (("forward", forward), ("backward", backward), ("rest", total - forward - backward))
+    widths = [(kind, min(100.0, 100 * ns / whole)) for kind, ns in times if ns > 0]
     inside = "".join(f'<span class="annot-{kind}" style="width:{width:.2f}%"></span>' for kind, width in widths)
     return f'<div class="annot-bar" role="img" aria-label="{share(total, whole)} of total time">{inside}</div>'
 

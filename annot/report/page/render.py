@@ -39,10 +39,10 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         True
     """
     # All scripts are in one function: they share a scope and add nothing to the global scope.
-    script = "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
-    style = _part("page.css")
+    script = "".join(("(() => {\n'use strict';\n", *map(_asset, _SCRIPTS), "start();\n})();\n"))
+    style = _asset("page.css")
     kind, text = _packed(data | {"columns": page_columns()})
-    parts = {
+    values = {
         "{{policy}}": _policy(script, style),
         "{{title}}": html.escape(title.encode("utf-8", "replace").decode()),  # UTF-8 has no lone surrogates
         "{{style}}": style,
@@ -50,16 +50,16 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         "{{script}}": script,
         "{{data}}": text,
     }
-    page = _part("page.html")
-    for mark, part in parts.items():  # the data comes last, so that placeholders in its texts stay
-        before, found, after = page.partition(mark)
-        assert found, mark
-        page = before + part + after
+    page = _asset("page.html")
+    for mark, value in values.items():  # the data comes last, so that placeholders in its texts stay
+        before, separator, after = page.partition(mark)
+        assert separator, mark
+        page = before + value + after
     return page.encode()
 
 
 @cache
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return (files("annot.report.page") / name).read_text(encoding="utf-8")
 
 

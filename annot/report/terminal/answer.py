@@ -38,7 +38,7 @@ def print_answer(report: Report, console: Console, *, more: str = "", reasons: s
         reasons: how to see the reasons and the code of advice.
     """
     width, meta = console.width, report.meta
-    above = [*above_answer(meta, console), *_parts(report, width, is_whole=not meta.get("verdict"))]
+    above = [*above_answer(meta, console), *_time_lines(report, width, is_whole=not meta.get("verdict"))]
     table, rows = _hottest(report, width)
     left = what_is_left(report.tree_rows.height, len(report.meta["notes"]))
     rest = "; ".join([more, f"reasons and code: {reasons}"] if reasons and report.advice else [more])
@@ -79,12 +79,12 @@ def what_is_left(rows: int, notes: int) -> str:
     return f"{'Table' if rows == 1 else f'All {count(rows)} rows'}{notes_left}"
 
 
-def _parts(report: Report, width: int, *, is_whole: bool) -> list[Text]:
+def _time_lines(report: Report, width: int, *, is_whole: bool) -> list[Text]:
     """The parts of the step on one line, the longest that fit; `is_whole`: all totals, a line each."""
     if is_whole:
         return [one_line(Text(f"{name}: {text}"), width) for name, text in [*totals(report)][:_ABOVE]]
-    name, parts = parts_of_time(report) or ("", [])
-    shown = [part for part in parts if not part.startswith("0.0%")]
+    name, shares = parts_of_time(report) or ("", [])
+    shown = [text for text in shares if not text.startswith("0.0%")]
     while len(shown) > 1 and cell_len(f"{name}: {', '.join(shown)}") > width:
         shown.pop()
     return [one_line(Text(f"{name}: {', '.join(shown)}"), width)] if shown else []

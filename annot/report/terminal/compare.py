@@ -63,13 +63,13 @@ class ComparisonReport:
     @property
     def meta(self) -> dict[str, Any]:
         """Names of the profiles, compared time, steps, totals and comparability."""
-        one = self.comparison
-        names = {"a": self.a, "b": self.b, "devices": one.devices}
-        found = one.comparability
-        reasons = [{"kind": reason.kind, "reason": reason.text} for reason in found.reasons]
-        comparable = {"comparable": found.comparable, "reasons": reasons, "notes": list(found.notes)}
-        times = {"time": one.time, "steps": one.steps, "whole": one.whole, "step_time": one.step_time}
-        return names | times | comparable
+        comparison = self.comparison
+        names = {"a": self.a, "b": self.b, "devices": comparison.devices}
+        comparability = comparison.comparability
+        reasons = [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons]
+        comparable = {"comparable": comparability.comparable, "reasons": reasons, "notes": list(comparability.notes)}
+        times = {"time": comparison.time, "steps": comparison.steps, "whole": comparison.whole}
+        return names | times | {"step_time": comparison.step_time} | comparable
 
 
 def print_comparison(report: ComparisonReport, console: Console, *, full_names: bool = False) -> None:
@@ -79,45 +79,44 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
     their full names.
     """
     changed, left_out, fused = _changed(report)
-    rows, one = report.selected(changed), report.comparison
+    rows, comparison = report.selected(changed), report.comparison
     unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
-    heading = Text(_heading(one, unit.name), style="bold")
-    table = _table(report, rows, one.by.capitalize(), console.width, full_names=full_names)
+    heading = Text(_heading(comparison, unit.name), style="bold")
+    table = _table(report, rows, comparison.by.capitalize(), console.width, full_names=full_names)
     console.print(Group(heading, table, *_left_out(left_out, fused), *_totals(report)))
 
 
 def print_comparison_answer(report: ComparisonReport, console: Console, *, more: str) -> None:
     """Print the totals and the rows that change most, in 15 lines. `more` says how to see the rest."""
     changed, *_ = _changed(report)
-    rows, width, one = replace(report, top=HOTTEST).selected(changed), console.width, report.comparison
+    rows, width, comparison = replace(report, top=HOTTEST).selected(changed), console.width, report.comparison
     unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
-    found = one.comparability
-    step = [] if one.step_time is None else [f"Step (wall clock): {_change(one.step_time, found)}"]
-    reasons = [f"Not comparable: {printable(reason.text)}." for reason in found.reasons][:_REASONS]
-    texts = [*step, f"Total: {_change(one.whole, found)}{_steps(one)}", *_sides(report), *reasons]
-    table = [_table(report, rows, _heading(one, unit.name), width)] if rows.height else []
-    left = what_is_left(changed.height, len(found.notes))
+    comparability = comparison.comparability
+    reasons = [f"Not comparable: {printable(reason.text)}." for reason in comparability.reasons][:_REASONS]
+    texts = [*_step_lines(comparison), _total_line(comparison), *_sides(report), *reasons]
+    table = [_table(report, rows, _heading(comparison, unit.name), width)] if rows.height else []
+    left = what_is_left(changed.height, len(comparability.notes))
     below = [one_line(Text(f"{left}: {more}", style="dim"), width)]
     print_lines(console, [[one_line(Text(text), width) for text in texts], table, below], rows.height)
 
 
 def _changed(report: ComparisonReport) -> tuple[pl.DataFrame, int, int]:
     """The rows to print, with folds, the number of others, and how many of these are layers of fused kernels."""
-    one = report.comparison
-    every = one.rows if one.folded is None else one.folded
+    comparison = report.comparison
+    every = comparison.rows if comparison.folded is None else comparison.folded
     changed = every.filter(~pl.col("explained")) if "explained" in every.columns else every
     fused = int(every["fused"].sum()) if "fused" in every.columns else 0
     return changed, every.height - changed.height, fused
 
 
-def _heading(one: Comparison, unit: str) -> str:
-    what = "GPU" if one.time == "gpu_ns" else "Host"
-    return f"{what} time{'' if one.steps is None else ' per step'} by {one.by}, {unit}"
+def _heading(comparison: Comparison, unit: str) -> str:
+    what = "GPU" if comparison.time == "gpu_ns" else "Host"
+    return f"{what} time{'' if comparison.steps is None else ' per step'} by {comparison.by}, {unit}"
 
 
 def _table(
     report: ComparisonReport, table: pl.DataFrame, title: str, width: int, *, full_names: bool = False
-) -> RenderableType:  # fmt: skip
+) -> RenderableType:
     rows = table.to_dicts()
     names = {} if full_names else short_names(report.comparison.kernels)
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
@@ -199,25 +198,24 @@ def _label(row: dict[str, Any], names: Mapping[str, str]) -> Text:
 
 def _changes(row: dict[str, Any], names: Mapping[str, str]) -> Text:
     """Kernels that only A (−) or only B (+) has."""
-    parts = [
+    texts = [
         f"{sign}{printable(names.get(name, name))}"
-        for sign, found in (("−", row.get("kernels_gone")), ("+", row.get("kernels_new")))
-        for name in (found or [])[:_SHOWN]
+        for sign, kernels in (("−", row.get("kernels_gone")), ("+", row.get("kernels_new")))
+        for name in (kernels or [])[:_SHOWN]
     ]
-    return Text(" ".join(parts), style="dim")
+    return Text(" ".join(texts), style="dim")
 
 
 def _totals(report: ComparisonReport) -> list[RenderableType]:
-    one = report.comparison
-    found = one.comparability
-    step = [] if one.step_time is None else [Text(f"Step (wall clock): {_change(one.step_time, found)}")]
+    comparison = report.comparison
+    comparability = comparison.comparability
     return [
         Text(),
         *map(Text, _sides(report)),
-        *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
-        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
-        *step,
-        Text(f"Total: {_change(one.whole, found)}{_steps(one)}"),
+        *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
+        *map(Text, _step_lines(comparison)),
+        Text(_total_line(comparison)),
     ]
 
 
@@ -227,13 +225,20 @@ def _sides(report: ComparisonReport) -> list[str]:
     return [f"{side}: {printable(path)}{device and f' ({printable(device)})'}" for side, path, device in sides]
 
 
-def _steps(one: Comparison) -> str:
-    return "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
+def _step_lines(comparison: Comparison) -> list[str]:
+    if comparison.step_time is None:
+        return []
+    return [f"Step (wall clock): {_change(comparison.step_time, comparison.comparability)}"]
 
 
-def _change(numbers: dict[str, Any], found: Comparability) -> str:
+def _total_line(comparison: Comparison) -> str:
+    steps = "" if comparison.steps is None else f" ({comparison.steps[0]:,} and {comparison.steps[1]:,} steps)"
+    return f"Total: {_change(comparison.whole, comparison.comparability)}{steps}"
+
+
+def _change(numbers: dict[str, Any], comparability: Comparability) -> str:
     a, b = (duration(round(numbers[side] or 0)) for side in ("a_ns", "b_ns"))
-    if not found.same_program:
+    if not comparability.same_program:
         return f"{a} → {b}, the runs are not comparable"
     if numbers["speedup"] is None:
         return f"{a} → {b}, speedup unknown"

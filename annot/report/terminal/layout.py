@@ -61,7 +61,7 @@ def fitted_table(
     longest_end = max((text.cell_len for text in shapes), default=0)
     ending = min(end_room, longest_end) + gap if longest_end and end_room else 0
     while (left := width - sum(column.width + gap for column in shown)) < wanted + ending and len(shown) > _FEW:
-        shown = _without_least(shown)
+        shown = _drop_least(shown)
     if ending:
         most = left - ending
     longest = max([len(title), *(label.cell_len for label in labels)])
@@ -92,12 +92,13 @@ def _filled(columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int) 
     """The columns for a terminal of this width that have a value in any row."""
     texts = (
         (column, [column.show(row) if row is not None else "" for row in rows])
-        for column in columns if width >= column.least
-    )  # fmt: skip
+        for column in columns
+        if width >= column.least
+    )
     return [_Column(column.title, cells, column.spare, column.keep) for column, cells in texts if any(cells)]
 
 
-def _without_least(columns: list[_Column]) -> list[_Column]:
+def _drop_least(columns: list[_Column]) -> list[_Column]:
     """The columns without those that are spare, or else without the last that is not to be kept."""
     needed = [column for column in columns if not column.spare]
     if needed and len(needed) < len(columns):

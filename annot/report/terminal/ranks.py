@@ -26,8 +26,11 @@ _Column: TypeAlias = Formatted[Mapping[str, Any]]
 _PER_RANK: Final = 8  # maximum number of ranks with a column each
 _ROOM: Final = 100
 _TIMES: Final = {
-    "gpu_ns": "GPU time", "gpu_self_ns": "GPU time", "exposed_ns": "Exposed communication", "bubble_ns": "Bubble",
-}  # fmt: skip
+    "gpu_ns": "GPU time",
+    "gpu_self_ns": "GPU time",
+    "exposed_ns": "Exposed communication",
+    "bubble_ns": "Bubble",
+}
 _UNEQUAL: Final = 0.1  # difference between ranks that counts as waiting, as share of the longest collective time
 
 
@@ -83,9 +86,7 @@ class RanksReport:
         return replace(self, rows=rows, across=across)
 
 
-def print_ranks(
-    report: RanksReport, console: Console, *, full_names: bool = False, with_verdict: bool = True
-) -> None:  # fmt: skip
+def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False, with_verdict: bool = True) -> None:
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     above = verdict_lines(report.meta) if with_verdict else []

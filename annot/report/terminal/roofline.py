@@ -33,14 +33,14 @@ def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks, source: str) -> R
         peaks: peaks of the device.
         source: name of the profile.
     """
-    found = []
+    remarks = []
     if above := [share for share in rows["roof_share"] if share is not None and share > 1]:
         subject = "1 row is" if len(above) == 1 else f"{len(above):,} rows are"
-        found = [
+        remarks = [
             f"{subject} above the roof, up to {100 * max(above):.1f}% of it. Possible reasons: a measured peak comes "
             "from one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
         ]
-    meta = {"source": source, "peaks": peaks.as_meta(), "notes": found}
+    meta = {"source": source, "peaks": peaks.as_meta(), "notes": remarks}
     return Report(find_view(by, _COLUMNS[by]), rows, meta)
 
 

@@ -73,7 +73,7 @@ def print_rest(report: Report, console: Console) -> None:
 
 def _whole(report: Report, width: int) -> list[RenderableType]:
     above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    tables = [line for one in report.instead for line in (*_tables(one, width), Text())]
+    tables = [line for replacement in report.instead for line in (*_tables(replacement, width), Text())]
     if not tables or report.meta["ranges"]:
         tables += [*_tables(report, width), Text()]
     return [*above, Text(), *tables, *notes(report.meta)]
@@ -146,7 +146,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     single = view.group == "each"
     timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
     shown = timed.head(_SHOWN if single else rows.height).to_dicts()
-    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole)
+    columns = formatted([column for column in view.shown if report.knows(column.name)], shown, report.whole)
     columns = in_units(kept(columns, report.meta.get("verdict", "")), units)
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
@@ -164,10 +164,10 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _above_roof(report.rows))
+    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _roof_remark(report.rows))
 
 
-def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
+def _roof_remark(rows: pl.DataFrame) -> list[RenderableType]:
     """The line below a table with shares of the roof above 100%: bytes count once, wherever they come from."""
     if "roof_share" not in rows.columns or not (rows["roof_share"] > 1).any():
         return []
@@ -177,8 +177,8 @@ def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
 
 def _item(row: Mapping[str, Any], units: str) -> str:
     """The name of an item of the summary; parts of the step have the same names as in sentences."""
-    parts = {**GPU_PARTS, **CPU_PARTS}
-    item = parts[row["item"]].name if row["section"] == "time" and row["item"] in parts else row["item"]
+    step_parts = {**GPU_PARTS, **CPU_PARTS}
+    item = step_parts[row["item"]].name if row["section"] == "time" and row["item"] in step_parts else row["item"]
     return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
 
 
@@ -191,8 +191,9 @@ def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> int | Non
 
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
     """The unit that the time columns of a table share, and whether its times are per step."""
-    columns = [one for one in report.view.shown if one.name in report.rows.columns and report.knows(one.name)]
-    times = [row[one.name] for one in columns if one.unit == "ns" for row in rows if row[one.name] is not None]
+    timed = (column.name for column in report.view.shown if column.unit == "ns")
+    names = [name for name in timed if name in report.rows.columns and report.knows(name)]
+    times = [row[name] for name in names for row in rows if row[name] is not None]
     unit = f", {unit_for(times).name}" if times else ""
     return f"{unit}{report.each_step}"
 
@@ -268,7 +269,7 @@ def _hot_label(row: HotRow) -> Text:
 def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     """Return a table of the longest kernels of a report by kernel."""
     rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
-    columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
+    columns = formatted([column for column in report.view.shown if column.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
     labels = marked([_label(row, "name") for row in rows], _hottest(rows, lambda row: row["main_ns"]))
     title = f"GPU time by kernel{report.scope}, {unit.name}{report.each_step}"
@@ -287,8 +288,8 @@ def _line_label(line: Line, root: str) -> Text:
 def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     """The lines below the table of expected work: totals, classes that are not counted, explanations of counters."""
     sums = rows.drop_nulls("flops").group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
-    parts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
-    lines = [Text(), Text(f"Work: {', '.join(parts)}")]
+    amounts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
+    lines = [Text(), Text(f"Work: {', '.join(amounts)}")]
     unknown, outer = (", ".join(map(printable, classes)) for classes in not_counted(rows))
     if unknown:
         lines.append(Text(f"Not counted: {unknown}", style="yellow"))
