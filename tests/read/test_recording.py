@@ -101,7 +101,7 @@ def test_folder_whose_parts_are_damaged(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_parts_of_another_format_version_are_refused(tmp_path: Path) -> None:
+def test_parts_of_another_format_version_and_damaged_headers_are_refused(tmp_path: Path) -> None:
     """Their records may mean something else. The version follows the 8 bytes of the magic number."""
     parts = _recorded(tmp_path, "finish")
     (path,) = parts.iterdir()
@@ -111,6 +111,10 @@ def test_parts_of_another_format_version_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:8] + struct.pack("<I", other) + content[12:])
         words = f"has format version {other}; this version of annot supports {version}"
         with pytest.raises(AnnotError, match=words):
+            load(parts)
+    for offset in (16, 24, 32):  # the times of the recording
+        path.write_bytes(content[:offset] + b"\xff" * 8 + content[offset + 8 :])
+        with pytest.raises(AnnotError, match="its header is damaged"):
             load(parts)
     path.write_bytes(content)
     assert load(parts).ranges.height == 4
