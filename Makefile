@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint bench outputs outputs-compare clean
+.PHONY: help demo test test-rest test-all test-matrix lint bench mutants outputs outputs-compare clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
+	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
 	@echo "make outputs-compare  the outputs in BEFORE=folder and those in build/outputs (OUT=folder), number by number"
 	@echo "make clean     remove $(VENV) and all build outputs"
@@ -79,6 +80,11 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
+
+# Mutants live in processes of their own; no file changes. MUTANTS has modules and options (see --help).
+MUTANTS ?= --sample 40
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/support/mutants.py $(MUTANTS)
 
 # Before and after a change that must not change results: `make outputs OUT=build/before`, then `make outputs` and
 # `make outputs-compare BEFORE=build/before`. OUTPUTS has options, such as OUTPUTS="--only kernel --words".

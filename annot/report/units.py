@@ -93,7 +93,7 @@ def amount(number: float | None) -> str:
     for least, prefix in _PREFIXES:
         if number >= least * 0.9995:
             scaled = number / least
-            return f"{scaled:.{max(0, 3 - len(str(round(scaled))))}f} {prefix}"
+            return f"{scaled:.{_decimals(scaled)}f} {prefix}"
     return _digits(number)
 
 
@@ -109,5 +109,10 @@ def printable(text: str) -> str:
 
 def _digits(number: float) -> str:
     """Three significant digits, without trailing zeros."""
-    text = f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else f"{number:.0f}"
+    text = f"{number:.{_decimals(abs(number))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _decimals(size: float) -> int:
+    """Number of decimals of three significant digits: 9.995 rounds to 10.0, and 99.95 to 100."""
+    return 2 if size < 9.995 else 1 if size < 99.95 else 0

@@ -323,6 +323,15 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
     assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
 
 
+def test_five_layers_with_idle_time_are_named() -> None:
+    rows = Rows()
+    for layer in range(6):
+        begin = 1000 * (layer + 1)
+        rows.range(f"net.{layer} Linear |fwd", begin * US, (begin + 999) * US)
+        rows.kernel((begin + 1) * US, ((begin + 500 + layer) * US, (begin + 990) * US), name=TENSOR)
+    assert Facts(attribute(rows.build())).idle_layers == [f"net.{layer}" for layer in (5, 4, 3, 2, 1)]
+
+
 @pytest.mark.parametrize(("gap", "layers"), [(10, ["net.a", "net.b"]), (9, ["net.a"])])
 def test_layers_with_little_idle_time_are_not_named(gap: int, layers: list[str]) -> None:
     """A place of idle time has at least a tenth of it: 10 of 100 µs, and not 9 of 99."""
@@ -354,6 +363,47 @@ def test_both_sides_of_other_thresholds() -> None:
     late = Run(devices=(0, 1), kernels=[(TENSOR, 90)], lengths=(1000,) * 4, slow=2)
     assert "stragglers" in _said(late)
     assert "stragglers" not in _said(replace(late, kernels=[(TENSOR, 40)]))
+
+
+HALF, ODD = "cutlass_80_simt_hgemm_128x64", "net.a Linear [64,1023]bf16 |fwd"
+ALONE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "at", "below"),
+    [
+        # Steps take 2 µs more than their kernels: 50 of 1,000 µs, and 49.
+        ("mixed_precision", Run([(SINGLE, 50), (TENSOR, 948)]), Run([(SINGLE, 49), (TENSOR, 949)])),
+        ("multiples_of_eight", Run([(HALF, 50), (TENSOR, 948)], text=ODD), Run([(HALF, 49), (TENSOR, 949)], text=ODD)),
+        ("channels_last", Run([(LAYOUT, 50), (TENSOR, 948)]), Run([(LAYOUT, 49), (TENSOR, 949)])),
+        ("data_loading", Run([(TENSOR, 898)], wait=100), Run([(TENSOR, 899)], wait=99)),
+        (
+            "cudnn_benchmark",
+            Run([(CONV_KERNEL, 100), (TENSOR, 898)], text=CONV),
+            Run([(CONV_KERNEL, 99), (TENSOR, 899)], text=CONV),
+        ),
+        # The first step runs at most 1.1 times as many kernels.
+        (
+            "cudnn_benchmark",
+            Run([(CONV_KERNEL, 40)] * 20, text=CONV, first=TRIED),
+            Run([(CONV_KERNEL, 40)] * 19, text=CONV, first=TRIED),
+        ),
+        (
+            "cudnn_benchmark",
+            Run([(CONV_KERNEL, 900)], text=CONV, steps=2),
+            Run([(CONV_KERNEL, 900)], text=CONV, steps=1),
+        ),
+        ("fusion", Run([(ELEMENTWISE, 50)] * 2 + [(TENSOR, 898)]), Run([(ELEMENTWISE, 49)] * 2 + [(TENSOR, 900)])),
+        ("short_kernels", Run([(TENSOR, 9)] * 10 + [(SINGLE, 500)]), Run([(TENSOR, 9)] * 9 + [(SINGLE, 300)])),
+        ("short_kernels", Run([(TENSOR, 9)] * 11), Run([(TENSOR, 10)] * 11)),
+        ("short_kernels", Run([(TENSOR, 8)] * 25 + [(SINGLE, 1798)]), Run([(TENSOR, 8)] * 25 + [(SINGLE, 1799)])),
+        ("optimizer", Run(optimizer=200), Run(optimizer=199)),
+        ("optimizer", Run([(TENSOR, 6788)], optimizer=210), Run([(TENSOR, 6789)], optimizer=210)),
+    ],
+)  # fmt: skip
+def test_rules_speak_from_their_threshold_on(rule: str, at: Run, below: Run) -> None:
+    assert rule in _said(at)
+    assert rule not in _said(below)
 
 
 @pytest.mark.parametrize(
@@ -462,12 +512,12 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
     assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["32", "16"]
 
 
-@pytest.mark.parametrize("by", ["advice", "layer_roofline"])
-def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+@pytest.mark.parametrize("view", ["--by advice", "--columns roofline"])
+def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], view: str) -> None:
     """Advice is about one rank."""
     paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]
-    assert main(["report", *paths, "--by", by]) == 1
-    assert f"--by {by} needs a single rank: use --rank N" in capsys.readouterr().err
+    assert main(["report", *paths, *view.split()]) == 1
+    assert f"{view} needs a single rank: use --rank N" in capsys.readouterr().err
 
 
 def test_waits_are_read_from_exports(tmp_path: Path) -> None:

@@ -259,3 +259,57 @@ def test_layers_on_threads_of_a_pool() -> None:
     rows = Rows().range("model Sequential |fwd", 0, 1000 * US, MAIN)
     rows.range("model/conv Conv2D |fwd", 100 * US, 900 * US, ENGINE)
     assert _of(rows.build()) == "Run 1.00 ms on CPU: 100% forward, and 80% in model/conv Conv2D (forward)."
+
+
+GEMM, ADD = "ampere_sgemm_128x64_tn", "void at::native::vectorized_elementwise_kernel<4>"
+
+
+def _of_steps(*kernels: tuple[str, str, int]) -> str:
+    """The sentence on three steps of 1,000 µs with these kernels: layer, name and length (µs)."""
+    rows = Rows()
+    for zero in (0, 1000 * US, 2000 * US):
+        rows.range(f"Batch {zero // 1000 // US} |step", zero, zero + 1000 * US)
+        at = zero
+        for layer, name, length in kernels:
+            rows.range(f"{layer} Linear |fwd", at, at + 10)
+            rows.kernel(at + 1, (at + 2, at + length * US + 2), name=name)
+            at += length * US
+    return _of(rows.build())
+
+
+def _on_cpu(*ranges: tuple[str, int]) -> str:
+    """The sentence on three steps with these ranges one after another: text and length (µs)."""
+    rows, at = Rows(), 0
+    for step in range(3):
+        begin = at
+        for text, length in ranges:
+            rows.range(text, at, at + length * US)
+            at += length * US
+        rows.range(f"Batch {step} |step", begin, at)
+    return _of(rows.build())
+
+
+def test_a_device_is_busy_with_less_than_5_percent_of_idle_time() -> None:
+    assert "the GPU is busy 95%" in _of_steps(("a", "k", 951))
+    assert "the GPU idles 5%" in _of_steps(("a", "k", 950))
+
+
+def test_work_of_at_least_10_percent_is_named() -> None:
+    """Float32 matrix multiplications come first, and then the longest kind."""
+    assert "10% goes to elementwise kernels" in _of_steps(("a", ADD, 100))
+    assert "goes to" not in _of_steps(("a", ADD, 99))
+    assert "10% goes to float32 matrix multiplications" in _of_steps(("a", GEMM, 100), ("b", ADD, 200))
+    assert "20% goes to elementwise kernels" in _of_steps(("a", GEMM, 99), ("b", ADD, 200))
+
+
+def test_layers_of_at_least_5_percent_are_named() -> None:
+    equal = [(layer, ADD, 50) for layer in ("first", "second", "third", "fourth")]
+    assert "20% goes to elementwise kernels, the largest share in first Linear (5%)" in _of_steps(*equal)
+    assert "elementwise kernels." in _of_steps(*((layer, name, length - 1) for layer, name, length in equal))
+
+
+def test_parts_and_layers_on_the_cpu_are_named_from_10_and_5_percent_on() -> None:
+    assert "10% waiting for data" in _on_cpu(("Data |data", 100), ("fc Linear |fwd", 900))
+    assert "data" not in _on_cpu(("Data |data", 99), ("fc Linear |fwd", 901))
+    assert "5% in fc Linear (forward)" in _on_cpu(("fc Linear |fwd", 50), ("Optimizer SGD |opt", 950))
+    assert "fc Linear" not in _on_cpu(("fc Linear |fwd", 49), ("Optimizer SGD |opt", 951))

@@ -9,7 +9,7 @@ from tables import Rows
 from annot import correlate
 from annot.attribution import attribute, by_op
 from annot.attribution.layer_tables import NO_OPERATION
-from annot.labels.foreign import understand
+from annot.labels.foreign import Label, understand
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,30 @@ def test_dialects(text: str, layer: str, phase: str) -> None:
     said = understand(text)
     assert said is not None
     assert (said.layer, said.phase) == (layer, phase)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("ProfilerStep# 12", Label("(batch)", number=12, loop=True)),
+        ("Optimizer.step#SGD.step", Label("", "SGD.step", "optimizer")),
+        ("[pl][module]torch.nn.Linear: layer.0", Label("layer.0", "Linear", "forward", layered=True)),
+        ("layer:encoder.3", Label("encoder.3", phase="forward", layered=True)),
+        ("{'mod': 'LSTM', 'strRepr': '10, 20'}", Label("LSTM", role="operator")),
+        ("{'traceMarker': ['/a/train.py:3']}", Label("traceMarker", role="operator")),
+        (
+            "{'traceMarker': ['/a/t.py:3'], 'funcStack': '/Net::forward/Linear::forward(1)/linear'}",
+            Label("Net/Linear(1)", "Linear", "forward", layered=True),
+        ),
+        ("{'Module': 'mlp', 'Inputs': [[2, 8], [4]]}", Label("mlp", "", "forward", "[2,8] [4]", layered=True)),
+        ("{'Module': 'mlp'}", Label("mlp", "", "forward", layered=True)),
+        ("Thunk:#flow=3#", Label("Thunk")),
+        ("attention.linear_qkv", None),
+    ],
+)
+def test_labels_of_other_tools(text: str, label: Label | None) -> None:
+    """Loops, layers and operators are told apart."""
+    assert understand(text) == label
 
 
 def test_texts_of_emit_nvtx() -> None:

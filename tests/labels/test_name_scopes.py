@@ -28,6 +28,7 @@ from annot.labels.name_scopes import Scopes, is_operation, operation
         ("adam/Sqrt_2:Sqrt", "adam", "Sqrt", "optimizer"),
         ("w/update/Op_1:ResourceSparseApplyFtrl", "w/update", "ResourceSparseApplyFtrl", "optimizer"),
         ("cond_17/then/_256/cond_17/AdamWeightDecay/Cast:Cast", "cond_17/AdamWeightDecay", "Cast", "optimizer"),
+        ("cond/then/_25/cond/cond_1/else/_3/net/fc/Cast:Cast", "net/fc", "Cast", "forward"),
         ("n/_3:_HostRecv#from=RemoteCall,to=Identity_1#::#edge_name=a#", "n", "_HostRecv", "forward"),
         ("MakeTensorFromProto", "", "MakeTensorFromProto", "forward"),
         ("Cast_4", "", "Cast", "forward"),

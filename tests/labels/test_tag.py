@@ -160,3 +160,16 @@ def test_illegal_tags_are_refused(wrong: Tag, message: str) -> None:
     """A tag that has no text raises and says what was expected."""
     with pytest.raises(ValueError, match=re.escape(message)):
         tag.format(wrong)
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "sizes"),
+    [
+        ("float", "f", (16, 32, 64)), ("bfloat", "bf", (16,)), ("int", "i", (8, 16, 32, 64)),
+        ("uint", "u", (8, 16, 32, 64)), ("complex", "c", (32, 64, 128)),
+    ],
+)  # fmt: skip
+def test_dtypes_have_short_names(long: str, short: str, sizes: tuple[int, ...]) -> None:
+    assert [tag.short_dtype(f"torch.{long}{bits}") for bits in sizes] == [f"{short}{bits}" for bits in sizes]
+    assert [tag.short_dtype(f"{long}{bits}") for bits in sizes] == [f"{short}{bits}" for bits in sizes]
+    assert tag.short_dtype(f"{long}4") == f"{long}4"

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,25 @@ def test_folder_whose_parts_are_damaged(tmp_path: Path) -> None:
     (tmp_path / "1.part").write_bytes(b"not written by the recorder")
     with pytest.raises(AnnotError, match=re.escape(str(tmp_path))):
         load(tmp_path)
+
+
+def test_parts_of_another_format_version_and_damaged_headers_are_refused(tmp_path: Path) -> None:
+    """Their records may mean something else. The version follows the 8 bytes of the magic number."""
+    parts = _recorded(tmp_path, "finish")
+    (path,) = parts.iterdir()
+    content = path.read_bytes()
+    (version,) = struct.unpack_from("<I", content, 8)
+    for other in (version - 1, version + 1):
+        path.write_bytes(content[:8] + struct.pack("<I", other) + content[12:])
+        words = f"has format version {other}; this version of annot supports {version}"
+        with pytest.raises(AnnotError, match=words):
+            load(parts)
+    for offset in (16, 24, 32):  # the times of the recording
+        path.write_bytes(content[:offset] + b"\xff" * 8 + content[offset + 8 :])
+        with pytest.raises(AnnotError, match="its header is damaged"):
+            load(parts)
+    path.write_bytes(content)
+    assert load(parts).ranges.height == 4
 
 
 def test_a_pipe_among_the_parts_is_left_out(tmp_path: Path) -> None:

@@ -246,7 +246,8 @@ def test_light_and_dark(fresh: Page, trained: Path) -> None:
 def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     """The rules of `annot.report.units` hold in the page, number by number."""
     times = [-4, 0, 1, 999, 1_234, 999_999, 1_000_000, 12_345_678, 100_000_000, 999_999_999, 98_765_432_101]
-    amounts = [0, 0.25, 1, 9.994, 12.34, 99.96, 123.4, 999, 999.6, 1000, 140_553_600, 19.5e12, 3.1e15, 2e18, 4.2e19]
+    amounts = [0, 0.25, 1, 9.994, 12.34, 99.96, 123.4, 999, 999.6, 1000, 9_950, 9_996, 99_500, 99_960, 140_553_600]
+    amounts += [19.5e12, 3.1e15, 2e18, 4.2e19]
     fresh.open(trained)
     script = (SCRIPTS / "units.js").read_text()
     found = fresh.run(

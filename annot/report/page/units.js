@@ -63,16 +63,19 @@ function count(number) {
   return known(number) ? fixed(number, Number.isInteger(number) ? 0 : 1) : '';
 }
 
+function decimalsOf(size) {
+  return size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+}
+
 function amount(number, unit = '') {
   if (!known(number)) return '';
   for (const [least, prefix] of PREFIXES) {
     if (number >= least * 0.9995) {
       const scaled = number / least;
-      return `${scaled.toFixed(Math.max(0, 3 - String(Math.round(scaled)).length))} ${prefix}${unit}`;
+      return `${scaled.toFixed(decimalsOf(scaled))} ${prefix}${unit}`;
     }
   }
-  const size = Math.abs(number);
-  const text = number.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
+  const text = number.toFixed(decimalsOf(Math.abs(number)));
   return (text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text) + (unit && ` ${unit}`);
 }
 

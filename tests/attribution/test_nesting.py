@@ -1,0 +1,124 @@
+"""Crossing ranges of a thread, their precedence, and the order of equal ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from tables import ENGINE, MAIN, Rows
+
+from annot.attribution import attribute, column_ops
+from annot.attribution.nesting import in_order, innermost_around, nest, spans_of
+from annot.attribution.process_ranges import overlap
+
+PUSHED, STARTED = {"started": False}, {"started": True}
+OURS, OTHERS = {"ours": True}, {"ours": False}
+
+
+def _ranges(*rows: dict[str, Any]) -> pl.DataFrame:
+    """Ranges of one thread with their numbers."""
+    schema = {"thread": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+    table = [
+        {"thread": 0, "foreign": False, **PUSHED, **OURS, "number": number} | row for number, row in enumerate(rows)
+    ]
+    return pl.DataFrame(table, schema_overrides=schema)
+
+
+@pytest.mark.parametrize("weaker_first", [True, False])
+@pytest.mark.parametrize(
+    ("stronger", "weaker"),
+    [
+        (PUSHED | OTHERS, STARTED | OURS),
+        (PUSHED | OTHERS, STARTED | OTHERS),
+        (PUSHED | OURS, PUSHED | OTHERS),
+        (STARTED | OURS, STARTED | OTHERS),
+        (PUSHED | OURS, STARTED | OURS),
+    ],
+)
+def test_of_two_ranges_that_cross_the_pushed_then_the_own_stays(
+    stronger: dict[str, Any], weaker: dict[str, Any], weaker_first: bool
+) -> None:
+    first, second = (weaker, stronger) if weaker_first else (stronger, weaker)
+    tree, crossing = nest(_ranges(first | {"start": 0, "end": 10}, second | {"start": 5, "end": 15}))
+    assert (tree["number"].to_list(), crossing["number"].to_list()) == ([int(weaker_first)], [int(not weaker_first)])
+
+
+def test_of_two_equal_ranges_that_cross_the_earlier_stays() -> None:
+    tree, crossing = nest(_ranges({"start": 0, "end": 10}, {"start": 5, "end": 15}))
+    assert (tree["number"].to_list(), crossing["number"].to_list()) == ([0], [1])
+
+
+def test_ranges_that_touch_do_not_cross() -> None:
+    tree, crossing = nest(_ranges({"start": 0, "end": 10}, {"start": 10, "end": 15}, {"start": 12, "end": 15}))
+    assert crossing.is_empty()
+    assert tree["parent"].to_list() == [-1, -1, 1]
+
+
+def test_a_range_that_crosses_only_crossing_ranges_stays() -> None:
+    rows = ({"start": 0, "end": 10}, STARTED | {"start": 5, "end": 20}, STARTED | {"start": 12, "end": 30})
+    tree, crossing = nest(_ranges(*rows))
+    assert (tree["number"].to_list(), crossing["number"].to_list()) == ([0, 2], [1])
+
+
+def test_a_range_that_ended_on_another_thread_is_outside_the_tree() -> None:
+    tree, crossing = nest(_ranges({"start": 0, "end": 10}, {"start": 2, "end": 8, "foreign": True}))
+    assert (tree["number"].to_list(), crossing["number"].to_list()) == ([0], [1])
+
+
+def test_ranges_are_in_order_of_thread_start_longest_first_and_row() -> None:
+    rows = [{"thread": 1, "start": 0, "end": 9}, {"start": 5, "end": 6}, {"start": 0, "end": 3}, {"start": 0, "end": 9}]
+    ordered = in_order(_ranges(*rows, {"start": 0, "end": 9}))
+    assert ordered["number"].to_list() == [3, 4, 2, 1, 0]
+    pieces = pl.concat([ordered[:2], ordered[2:]], rechunk=False)
+    assert in_order(pieces).n_chunks("all") == [1] * ordered.width
+    assert in_order(pieces).equals(ordered)
+    columns = [ordered["number"].rename("copy"), *pieces.get_columns()]
+    assert in_order(pl.DataFrame(columns)).n_chunks("all") == [1] * len(columns)
+
+
+def test_the_innermost_range_of_threads_started_last_then_ends_first() -> None:
+    rows = [(0, 0, 100), (0, 20, 40), (1, 10, 30), (2, 20, 25)]
+    ranges = pl.DataFrame(rows, schema={"thread": pl.Int32, "start": pl.Int64, "end": pl.Int64}, orient="row")
+    parent, _ = column_ops.parents(ranges["thread"], ranges["end"])
+    tree = column_ops.Tree(ranges["thread"], ranges["start"], ranges["end"], parent)
+    instants = [-1, 0, 10, 19, 20, 25, 26, 40, 41, 100, 101]
+    calls = pl.DataFrame({"start": instants, "end": instants})
+    spans = spans_of(ranges)
+    assert spans == {0: (0, 100), 1: (10, 30), 2: (20, 25)}
+    for threads in ((0, 1, 2), (2, 1, 0)):
+        rows_around = innermost_around(calls, tree, ranges, spans, threads)
+        assert rows_around.to_list() == [-1, 0, 2, 2, 3, 3, 1, 1, 0, 0, -1]
+    assert innermost_around(calls, tree, ranges, spans, [1]).to_list() == [-1] * 2 + [2] * 5 + [-1] * 4
+
+
+def test_children_overlap_from_the_first_nanosecond_on() -> None:
+    """Children of one parent count where an earlier one still runs; those of other parents and of threads do not."""
+    rows = [(0, 90, -1), (0, 10, 0), (9, 20, 0), (12, 15, 0), (20, 30, 0), (30, 40, 1), (30, 40, 2), (0, 5, -1)]
+    tree = pl.DataFrame(rows, schema={"start": pl.Int64, "end": pl.Int64, "parent": pl.Int32}, orient="row")
+    assert overlap(tree, 1).rows() == [(0, 1 + 3)]
+    assert overlap(tree.filter(pl.col("start") != 12), 1).rows() == [(0, 1)]
+    assert overlap(tree.filter(~pl.col("start").is_in([9, 12])), 1).is_empty()
+    assert overlap(tree, tree.height).is_empty()
+
+
+@pytest.mark.parametrize("ids", [(3, 5, 9), (9, 5, 3)])
+def test_of_equal_ranges_of_a_process_the_inner_layer_is_the_child(ids: tuple[int, int, int]) -> None:
+    """The path decides, then the id: three ranges of the same time whose layers contain each other."""
+    rows = Rows()
+    for layer, number in zip(("net/a/conv", "net", "net/a"), ids, strict=True):
+        rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
+    ranges = attribute(rows.build()).ranges()
+    assert ranges["layer"].to_list() == ["net", "net/a", "net/a/conv"]
+    assert ranges["parent"].to_list() == [None, 0, 1]
+
+
+def test_equal_ranges_of_a_process_are_in_order_of_their_ids() -> None:
+    """Of equal calls of the outer layer the last in order is the parent."""
+    rows = Rows()
+    for layer, number in (("net", 8), ("net", 2), ("net/a", 1), ("net", 5)):
+        rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
+    rows.range("net Layer |fwd", 0, 11, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=9)
+    ranges = attribute(rows.build()).ranges()
+    assert ranges["id"].to_list() == [9, 2, 5, 8, 1]
+    assert ranges["parent"].to_list() == [None, None, None, None, 3]

@@ -1,0 +1,36 @@
+"""Mutants that do what the code does, or differ in what has no right value: no test can notice them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["is_equivalent"]
+
+_EQUIVALENT: Final = (
+    # file, pattern of the line of code, change, reason
+    ("annot/report/units.py", r"longest = max\(.*default=0\)", "0 becomes 1", "1 ns has the unit of 0 ns"),
+    ("annot/analyze/verdict.py", r"several = .* else 1", "1 becomes 0", "only more than 1 is named"),
+    (
+        "annot/attribution/busy_time.py",
+        r"if topmost.* == 1:",
+        "(== becomes !=|1 becomes [02])",
+        "a shorter way to the same",
+    ),
+    ("annot/attribution/nesting.py", r"weight = .*", "2 becomes 3", "the same order of weights"),
+    ("annot/attribution/nesting.py", r"if order\.is_sorted.*", r"1 becomes \d", "only the copy is saved, or no column"),
+    ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
+    ("annot/attribution/process_ranges.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
+    ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
+    ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
+    ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),
+    ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
+)
+
+
+def is_equivalent(path: str, code: str, change: str) -> bool:
+    """Whether a change of a line of code is in the table of equivalent mutants."""
+    return any(
+        path == file and re.fullmatch(line, code) and re.fullmatch(changes, change)
+        for file, line, changes, _ in _EQUIVALENT
+    )
