@@ -80,7 +80,7 @@ def emit_ranges(
     if torch is not None and isinstance(model, torch.nn.Module):
         from annot.torch import emit_ranges as emit_torch_ranges
 
-        return emit_torch_ranges(model, **_without(options, _TENSORFLOW_ONLY, "TensorFlow"))
+        return emit_torch_ranges(model, **_drop_options(options, _TENSORFLOW_ONLY, "TensorFlow"))
     # A partially imported package or Keras 2 lacks this class.
     if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
         return _emit_keras_ranges(model, keras.config.backend(), options)
@@ -94,10 +94,10 @@ def _emit_keras_ranges(model: Any, backend: str, options: dict[str, Any]) -> Swi
     check_keras_backend(backend)
     from annot.tf import emit_ranges as emit_tensorflow_ranges
 
-    return emit_tensorflow_ranges(model, **_without(options, _PYTORCH_ONLY, "PyTorch"))
+    return emit_tensorflow_ranges(model, **_drop_options(options, _PYTORCH_ONLY, "PyTorch"))
 
 
-def _without(options: dict[str, Any], others: dict[str, Any], framework: str) -> dict[str, Any]:
+def _drop_options(options: dict[str, Any], others: dict[str, Any], framework: str) -> dict[str, Any]:
     """Return the options without those of another framework, or raise TypeError if one is set."""
     for option, default in others.items():
         if options.pop(option) is not default:

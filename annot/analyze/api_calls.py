@@ -29,8 +29,8 @@ class Calls:
         """Add calls; call it before `settle`."""
         ns = (pl.col("end") - pl.col("start")).alias("ns")
         rows = block.select("process", "correlation", "start", ns).cast(pl.Int64).drop_nulls(["process", "correlation"])
-        for (process,), part in rows.partition_by("process", as_dict=True, include_key=False).items():
-            self._parts[process].append(part)
+        for (process,), calls in rows.partition_by("process", as_dict=True, include_key=False).items():
+            self._parts[process].append(calls)
 
     def settle(self) -> Calls:
         """Sort the added calls and return self."""
@@ -47,15 +47,15 @@ class Calls:
     def rows(self, process: pl.Series, correlation: pl.Series) -> pl.Series:
         """Return the row (Int64) in `start` and `ns` of the call with each id; null: unknown."""
         ids = pl.DataFrame({"process": process.cast(pl.Int64), "id": correlation.cast(pl.Int64)})
-        found = pl.Series("row", [None], pl.Int64).new_from_index(0, ids.height)
-        for one in ids["process"].unique():
-            if one is None or one not in self._ids:
+        row = pl.Series("row", [None], pl.Int64).new_from_index(0, ids.height)
+        for process_id in ids["process"].unique():
+            if process_id is None or process_id not in self._ids:
                 continue
-            first, sorted_ids = self._ids[one]
+            first, sorted_ids = self._ids[process_id]
             index = sorted_ids.search_sorted(ids["id"]).cast(pl.Int64).clip(upper_bound=len(sorted_ids) - 1)
-            hit = ((ids["process"] == one) & (sorted_ids.gather(index) == ids["id"])).fill_null(False)
-            found = (index + first).zip_with(hit, found)
-        return found.alias("row")
+            hit = ((ids["process"] == process_id) & (sorted_ids.gather(index) == ids["id"])).fill_null(False)
+            row = (index + first).zip_with(hit, row)
+        return row.alias("row")
 
 
 def _sorted(calls: pl.DataFrame) -> pl.DataFrame:

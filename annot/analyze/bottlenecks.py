@@ -50,11 +50,11 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
         null with one size). Null: unknown or not counted.
     """
     peaks = peaks or default_peaks(attribution)
-    parts = [
-        _rows(part, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
-        for size, steps, part in _parts(attribution)
+    tables = [
+        _rows(run, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
+        for size, steps, run in _batch_runs(attribution)
     ]
-    rows = under_roof(_summed(pl.concat(parts)), peaks)
+    rows = under_roof(_summed(pl.concat(tables)), peaks)
     rows = rows.with_columns(time_share=pl.when(pl.col("whole_ns") > 0).then(pl.col("time_ns") / pl.col("whole_ns")))
     forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", "batch", forward_ns="time_ns")
     rows = rows.join(forward, on=["layer", "module", "batch"], how="left", nulls_equal=True, maintain_order="left")
@@ -81,10 +81,10 @@ def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     return counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
 
 
-def _parts(attribution: Attribution) -> list[tuple[int | None, int | None, Attribution]]:
-    """The batch size, number and profile of each run of consecutive steps with one size; one part: no number."""
-    found = step_batches(attribution)
-    runs = [(size, [step for step, _ in group]) for size, group in groupby(found, key=lambda row: row[1])]
+def _batch_runs(attribution: Attribution) -> list[tuple[int | None, int | None, Attribution]]:
+    """The batch size, number and profile of each run of consecutive steps with one size; a single run: no number."""
+    batches = step_batches(attribution)
+    runs = [(size, [step for step, _ in group]) for size, group in groupby(batches, key=lambda row: row[1])]
     sizes = {size for size, _ in runs}
     if len(sizes) < 2:  # the most frequent batch size in the labels of forward ranges
         labels = attribution.forest.labels.filter((pl.col("phase") == "forward") & pl.col("shapes").is_not_null())

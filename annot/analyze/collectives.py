@@ -17,7 +17,7 @@ from annot.analyze.cpu_parts import phase_times
 from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.messages import COLLECTIVE, UNNAMED, messages, operations
 from annot.analyze.overlap import cut, exclusive, merged, within, without
-from annot.analyze.step_parts import Device, Parts, by_device, intervals_of, parts_of
+from annot.analyze.step_parts import Device, StepInputs, by_device, intervals_of, step_inputs
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
@@ -65,36 +65,35 @@ class Collectives:
 @once_for_each
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
-    parts = parts_of(attribution)
-    kernels = _kernels(attribution, [device for device, rows in parts.work.items() if _communicates(rows)])
-    found, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
-    for device, times in parts.windows.partition_by("process", "device", as_dict=True).items():
+    inputs = step_inputs(attribution)
+    devices = [device for device, rows in inputs.work.items() if (rows["share"] == "collectives").any()]
+    kernels = _kernels(attribution, devices)
+    tables, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
+    for device, times in inputs.windows.partition_by("process", "device", as_dict=True).items():
         window = merged(intervals_of(times))
-        if parts.of_device(device).is_empty():
-            own, waits = _of_process(attribution, parts, device, window)
+        if inputs.of_device(device).is_empty():
+            own, waits = _cpu_collectives(attribution, inputs, device, window)
         else:
-            own, waits = _of_device(attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window)
-        process, number = (pl.lit(one, pl.Int64) for one in device)
-        found.append(_typed(own.with_columns(process=process, device=number), _COLLECTIVES))
+            own, waits = _gpu_collectives(
+                attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window
+            )
+        process, number = (pl.lit(value, pl.Int64) for value in device)
+        tables.append(_typed(own.with_columns(process=process, device=number), _COLLECTIVES))
         exposed.append(_typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
         count += own.height
-    return Collectives(pl.concat(found), pl.concat(exposed))
+    return Collectives(pl.concat(tables), pl.concat(exposed))
 
 
 def _typed(rows: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
-def _communicates(work: pl.DataFrame) -> bool:
-    return bool((work["share"] == "collectives").any())
-
-
 def _kernels(attribution: Attribution, devices: Collection[Device]) -> dict[Device, pl.DataFrame]:
     """The kernels of devices, with the columns of `_KERNELS`."""
     if attribution.source is None or not devices:
         return {}
-    parts = by_device(_placed(attribution, block.filter("kernel")) for block in attribution.source.work_blocks())
-    return {device: pl.concat(parts[device]) for device in devices}
+    blocks = by_device(_placed(attribution, block.filter("kernel")) for block in attribution.source.work_blocks())
+    return {device: pl.concat(blocks[device]) for device in devices}
 
 
 def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
@@ -103,10 +102,10 @@ def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(pl.when(collective).then("name").alias("collective"))
     rows = rows.with_columns(pl.when("left_out").then(NONE - 1).otherwise("node").alias("node"))
     ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
-    return rows.select(*(one.cast(pl.Int64) for one in ids), *(pl.col(name).cast(of) for name, of in _KERNELS.items()))
+    return rows.select(*(key.cast(pl.Int64) for key in ids), *(pl.col(name).cast(of) for name, of in _KERNELS.items()))
 
 
-def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _gpu_collectives(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The collectives of a device, and their exposed time."""
     launched = kernels.filter(pl.col("collective").is_not_null(), pl.col("end") >= pl.col("start"))
     operation = _range_operations(forest, launched["range"])
@@ -115,7 +114,7 @@ def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> t
     compute = kernels.filter(pl.col("collective").is_null(), pl.col("end") > pl.col("start"))
     free = without(window, merged(compute))
     exposed = _exposed(own, free, compute.sort("start", maintain_order=True))
-    return _described(forest, own.rename({"collective": "name"})), _with_layers(forest, exposed)
+    return _described(forest, own.rename({"collective": "name"})), _name_layers(forest, exposed)
 
 
 def _range_operations(forest: Forest, ranges: pl.Series) -> pl.Series:
@@ -153,18 +152,18 @@ def _exposed(own: pl.DataFrame, free: pl.DataFrame, compute: pl.DataFrame) -> pl
     return gaps.group_by("row", pl.col("node").fill_null(NONE), maintain_order=True).agg(length)
 
 
-def _of_process(
-    attribution: Attribution, parts: Parts, device: Device, window: pl.DataFrame
+def _cpu_collectives(
+    attribution: Attribution, inputs: StepInputs, device: Device, window: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The same of a process without a GPU, from its ranges of collectives."""
     forest = attribution.whole
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
-    rows = parts.host["collectives"].filter(mine, pl.col("end") >= pl.col("start"))
+    rows = inputs.host["collectives"].filter(mine, pl.col("end") >= pl.col("start"))
     rows = exclusive(rows.with_columns(forest.labels["text"].gather(rows["label"]).alias("name")), window)
     own, layers = _described(forest, rows), forest.layers()[forest.labels["key"].gather(rows["label"])]
     crossing = rows["node"].is_null()  # such a range has no node
     own = own.with_columns(pl.when(crossing).then(layers[name]).otherwise(name).alias(name) for name in KEY)
-    free = without(window, merged(phase_times(attribution, parts).filter(mine)))
+    free = without(window, merged(phase_times(attribution, inputs).filter(mine)))
     length = within(own["until"], free) - within(own["begin"], free)
     exposed = own.select(*KEY, length.alias("ns"), row=pl.int_range(pl.len()))
     return own, exposed.filter(pl.col("ns") > 0)
@@ -172,33 +171,33 @@ def _of_process(
 
 def _described(forest: Forest, own: pl.DataFrame) -> pl.DataFrame:
     """Add the layer, operation and message of each collective."""
-    found = messages(forest.labels.select(pl.coalesce("call", "text")).to_series(), own["label"])
+    parsed = messages(forest.labels.select(pl.coalesce("call", "text")).to_series(), own["label"])
     named = [own["operation"]] if "operation" in own.columns else []
-    own = own.with_columns(*found.drop("operation").get_columns()).with_columns(
-        pl.coalesce(found["operation"], *named, operations(own["name"])).alias("operation")
+    own = own.with_columns(*parsed.drop("operation").get_columns()).with_columns(
+        pl.coalesce(parsed["operation"], *named, operations(own["name"])).alias("operation")
     )
-    return _with_layers(forest, own)
+    return _name_layers(forest, own)
 
 
-def _around(forest: Forest, nodes: pl.Series) -> pl.Series:
+def _enclosing_layers(forest: Forest, nodes: pl.Series) -> pl.Series:
     """The layer around each node: the innermost range that is neither a collective nor a loop, or its own."""
     parents, keys = forest.nodes.parents, forest.nodes.keys
     own = set(forest.layers().with_row_index("key").filter(COLLECTIVE)["key"])
     skipped = loops(forest.labels)
-    found: dict[int, int] = {}
+    outer: dict[int, int] = {}
     for node in nodes.drop_nulls().unique():
         at = node
         while at >= 0 and keys[at] in own:
             at = parents[at]
-        found[node] = node if at < 0 or keys[at] in skipped else at
-    return nodes.replace(found).alias("node")
+        outer[node] = node if at < 0 or keys[at] in skipped else at
+    return nodes.replace(outer).alias("node")
 
 
-def _with_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
+def _name_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace the nodes by layer, module and phase of the layers around them."""
-    nodes = _around(forest, rows["node"])
-    known = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-    layers = forest.layers_of_nodes().select(pl.all().gather(known))
+    nodes = _enclosing_layers(forest, rows["node"])
+    layer_nodes = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+    layers = forest.layers_of_nodes().select(pl.all().gather(layer_nodes))
     missing = nodes.replace_strict(_REASONS, default=None, return_dtype=pl.String)
     return rows.drop("node").hstack(
         layers.with_columns(

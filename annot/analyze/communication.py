@@ -44,24 +44,24 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
         >>> by_communication(attribute(Profile.build({}))).height
         0
     """
-    found = collectives_of(attribution)
-    rows = found.table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    collectives = collectives_of(attribution)
+    rows = collectives.table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     rows = rows.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0))  # the others ran outside the steps
-    shown = found.exposed.group_by("row").agg(exposed_ns=pl.col("ns").sum())
+    shown = collectives.exposed.group_by("row").agg(exposed_ns=pl.col("ns").sum())
     rows = rows.join(shown, on="row", how="left").with_columns(pl.col("exposed_ns").fill_null(0))
-    waits = found.exposed.join(rows.select("row", "operation"), on="row")
+    waits = collectives.exposed.join(rows.select("row", "operation"), on="row")
     waited = waits.group_by(KEY).agg(wait_ns=pl.col("ns").sum())
-    parts = (
+    tables = (
         rows.group_by(KEY).agg(
             pl.col("calls").sum(), time_ns=pl.col("wall_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
         ),
         _named(rows.with_columns(ns=pl.col("wall_ns")), "operations"), waited, _named(waits, "waits_for"), _sizes(rows),
     )  # fmt: skip
     table = by_layer(attribution).select(KEY).with_row_index("order")
-    keys = pl.concat([part.select(KEY) for part in parts]).unique()
+    keys = pl.concat([sums.select(KEY) for sums in tables]).unique()
     table = keys.join(table, on=KEY, how="left").sort("order", *KEY, nulls_last=True)
-    for part in parts:
-        table = table.join(part, on=KEY, how="left", maintain_order="left")
+    for sums in tables:
+        table = table.join(sums, on=KEY, how="left", maintain_order="left")
     zeros = pl.col("calls", "time_ns", "exposed_ns", "wait_ns").fill_null(0)
     table = table.with_columns(zeros).with_columns(hidden_ns=pl.col("time_ns") - pl.col("exposed_ns"))
     return table.select(*KEY, *(pl.col(name).cast(dtype) for name, dtype in _ROWS.items()))
@@ -77,8 +77,8 @@ def _sizes(rows: pl.DataFrame) -> pl.DataFrame:
     """Bytes and bus bandwidth of each layer. A range is one message, also if it launches several kernels."""
     sized = rows.filter((pl.col("calls") > 0) & pl.col("bytes").is_not_null())
     ns = pl.when(pl.col("device").is_not_null()).then(pl.col("end") - pl.col("start"))
-    one = sized.group_by(*KEY, "process", "range").agg(pl.col("bytes", "factor").first(), ns=ns.sum())
+    per_message = sized.group_by(*KEY, "process", "range").agg(pl.col("bytes", "factor").first(), ns=ns.sum())
     timed = pl.col("factor").is_not_null() & (pl.col("ns") > 0)
     moved = (pl.col("bytes") * pl.col("factor")).filter(timed).sum()
     speed = pl.when(timed.any()).then(moved * 1e9 / pl.col("ns").filter(timed).sum())
-    return one.group_by(KEY).agg(pl.col("bytes").sum(), bus_bytes_per_s=speed)
+    return per_message.group_by(KEY).agg(pl.col("bytes").sum(), bus_bytes_per_s=speed)

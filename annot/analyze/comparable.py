@@ -17,7 +17,7 @@ __all__ = ["Comparability", "Reason", "comparability", "device_names", "differ",
 
 Kind: TypeAlias = Literal[
     "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes"
-]  # fmt: skip
+]
 
 _OTHER_PROGRAM: Final = ("time", "steps", "layers", "kernels", "calls")
 """Kinds of reasons that make the ratio of total times meaningless."""
@@ -62,16 +62,16 @@ def comparability(a: Attribution, b: Attribution) -> Comparability:
     """Return whether two runs, a baseline and another, are comparable, and the reasons if they are not."""
     checks: tuple[Callable[[Attribution, Attribution], str], ...]
     checks = (_time, _device, _profiler, _ranks, _steps, _layers, _kernels, _calls, _shapes, _dtypes)
-    found = ((kind, check(a, b)) for kind, check in zip(get_args(Kind), checks, strict=True))
-    return Comparability(tuple(Reason(kind, text) for kind, text in found if text), tuple(_notes(a, b)))
+    texts = ((kind, check(a, b)) for kind, check in zip(get_args(Kind), checks, strict=True))
+    return Comparability(tuple(Reason(kind, text) for kind, text in texts if text), tuple(_notes(a, b)))
 
 
 def device_names(attribution: Attribution) -> list[str]:
     """Return the distinct names of the devices that the run used, or of all devices if the used ones are unknown."""
     devices: list[dict[str, Any]] = list(attribution.meta.get("devices", ()))
-    numbered = {one.get("cuDevice", one.get("id")): one for one in devices}
+    numbered = {device.get("cuDevice", device.get("id")): device for device in devices}
     used = [numbered[number] for number in attribution.device_busy["device"].unique().sort() if number in numbered]
-    return list(dict.fromkeys(str(one["name"]) for one in used or devices if one.get("name")))
+    return list(dict.fromkeys(str(device["name"]) for device in used or devices if device.get("name")))
 
 
 def _time(a: Attribution, b: Attribution) -> str:
@@ -124,7 +124,7 @@ def _layers(a: Attribution, b: Attribution) -> str:
         own = layers.join(_own(side, a, b), on=KEY, how="left").with_columns(pl.col("ns").fill_null(0))
         # Foreign labels may contain step numbers or file names: replace their digits before matching.
         name = pl.when(pl.col("module") == "").then(pl.col("layer").str.replace_all(r"\d+", "#")).otherwise("layer")
-        is_fused = pl.Series([one in fused for one in own.select("layer", "phase").iter_rows()], dtype=pl.Boolean)
+        is_fused = pl.Series([layer in fused for layer in own.select("layer", "phase").iter_rows()], dtype=pl.Boolean)
         name = pl.when(is_fused).then(pl.lit("")).otherwise(name)  # compared as the model
         own = own.group_by(name.alias("layer"), "phase").agg(pl.col("ns").sum())
         sides.append(own.select("ns", name=pl.struct("layer", "phase")))
@@ -139,7 +139,7 @@ def _kernels(a: Attribution, b: Attribution) -> str:
     """Kernels of only one run, checked if half of the GPU time is unattributed."""
     sides = [side.nodes["gpu_self_ns"].sum() for side in (a, b)]
     outside = [_own(side, a, b).filter(pl.col("layer") == UNATTRIBUTED)["ns"].sum() for side in (a, b)]
-    if not all(sides) or all(2 * part < whole for part, whole in zip(outside, sides, strict=True)):
+    if not all(sides) or all(2 * lost < total for lost, total in zip(outside, sides, strict=True)):
         return ""
     names = [side.names.group_by(pl.col("name").cast(pl.String)).agg(ns=pl.col("gpu_ns").sum()) for side in (a, b)]
     return _only(names[0], names[1], lambda name: name[:60], "kernels")
@@ -147,19 +147,19 @@ def _kernels(a: Attribution, b: Attribution) -> str:
 
 def _only(a: pl.DataFrame, b: pl.DataFrame, text: Callable[[Any], str], what: str) -> str:
     """Describe names that occur in one run only and take more than `_LEAST` of its time."""
-    found = []
-    for letter, one, other in (("A", a, b), ("B", b, a)):
-        alone = one.join(other, on="name", how="anti").sort("ns", "name", descending=[True, False])
-        whole, mine = int(one["ns"].sum()), int(alone["ns"].sum())
+    clauses = []
+    for letter, side, other in (("A", a, b), ("B", b, a)):
+        alone = side.join(other, on="name", how="anti").sort("ns", "name", descending=[True, False])
+        whole, mine = int(side["ns"].sum()), int(alone["ns"].sum())
         share = mine / whole if whole else 0.0
         if share > _LEAST:
-            found.append(f"{what} only in {letter} take {share:.0%} of its time, such as {text(alone['name'][0])}")
-    return "; ".join(found)
+            clauses.append(f"{what} only in {letter} take {share:.0%} of its time, such as {text(alone['name'][0])}")
+    return "; ".join(clauses)
 
 
 def _own(side: Attribution, a: Attribution, b: Attribution) -> pl.DataFrame:
     """Self time of each layer: layer, module, phase, ns. GPU time if both runs have GPU activities, else CPU time."""
-    device = all(one.nodes["gpu_self_ns"].sum() > 0 for one in (a, b))
+    device = all(run.nodes["gpu_self_ns"].sum() > 0 for run in (a, b))
     time = side.nodes["gpu_self_ns" if device else "host_self_ns"]
     rows = side.forest.layers_of_nodes().with_columns(time.cast(pl.Int64).alias("ns"))
     return rows.group_by(KEY).agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
@@ -169,7 +169,7 @@ def _calls(a: Attribution, b: Attribution) -> str:
     """Without steps, whole runs are compared, so layers must have the same number of calls."""
     if a.steps.table.height or b.steps.table.height:
         return ""
-    rows, whole = _in_both(a, b)
+    rows, whole = _shared_layers(a, b)
     other = rows.filter(pl.col("calls") != pl.col("calls_b"))
     if other["ns"].sum() <= _LEAST * whole:
         return ""
@@ -178,7 +178,7 @@ def _calls(a: Attribution, b: Attribution) -> str:
     return f"neither run has steps, and the numbers of calls differ: {counts}"
 
 
-def _in_both(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
+def _shared_layers(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
     """Layers of both runs with their calls and shapes, longest in A first; and the total time of A."""
     sides = []
     for side in (a, b):
@@ -191,24 +191,24 @@ def _in_both(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
 
 
 def _shapes(a: Attribution, b: Attribution) -> str:
-    return _of_inputs(a, b, "shapes", lambda texts: {_DTYPE.sub("", text) for text in texts})
+    return _differing_inputs(a, b, "shapes", lambda texts: {_DTYPE.sub("", text) for text in texts})
 
 
 def _dtypes(a: Attribution, b: Attribution) -> str:
     casts = [set(side.forest.labels["text"].str.extract(r" autocast=(\w+)").drop_nulls()) for side in (a, b)]
     if casts[0] != casts[1]:
-        first, second = (", ".join(sorted(one)) or "none" for one in casts)
+        first, second = (", ".join(sorted(dtypes)) or "none" for dtypes in casts)
         return f"the autocast dtypes differ: {first} and {second}"
-    return _of_inputs(a, b, "dtypes", lambda texts: {kind for text in texts for kind in _DTYPE.findall(text)})
+    return _differing_inputs(a, b, "dtypes", lambda texts: {kind for text in texts for kind in _DTYPE.findall(text)})
 
 
-def _of_inputs(a: Attribution, b: Attribution, what: str, part: Callable[[Iterable[str]], set[str]]) -> str:
+def _differing_inputs(a: Attribution, b: Attribution, what: str, extract: Callable[[Iterable[str]], set[str]]) -> str:
     """Describe layers whose inputs differ between the runs, if they take more than `_LEAST` of the time."""
-    rows, _ = _in_both(a, b)
-    pairs = [(row, part(row["shapes"]), part(row["shapes_b"])) for row in rows.iter_rows(named=True)]
-    known = [pair for pair in pairs if pair[1] and pair[2]]
-    other = [pair for pair in known if not pair[1] & pair[2]]
-    if sum(row["ns"] for row, _, _ in other) <= _LEAST * sum(row["ns"] for row, _, _ in known):
+    rows, _ = _shared_layers(a, b)
+    pairs = [(row, extract(row["shapes"]), extract(row["shapes_b"])) for row in rows.iter_rows(named=True)]
+    complete = [pair for pair in pairs if pair[1] and pair[2]]
+    other = [pair for pair in complete if not pair[1] & pair[2]]
+    if sum(row["ns"] for row, _, _ in other) <= _LEAST * sum(row["ns"] for row, _, _ in complete):
         return ""
     row, in_a, in_b = other[0]
     return f"the input {what} differ: {_layer_name(row)} {min(in_a)} and {min(in_b)}"

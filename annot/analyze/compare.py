@@ -53,7 +53,7 @@ class Comparison:
             from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
             (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
             0 to 1); only_in ("a", "b" or null); and for layers explained (true: rows inside or around the layer have
-            its change; see `_with_explained`), own_difference_ns (the difference of the time that counts to the row:
+            its change; see `_add_explained`), own_difference_ns (the difference of the time that counts to the row:
             without rows inside that have own differences; null: none; these add up to the difference of the total),
             fused (true: the time is in fused kernels of one of the runs; see `annot.analyze.fused_layers`),
             kernels_gone, kernels_new (lists: kernels that the layer itself launches only
@@ -84,8 +84,8 @@ class Comparison:
         """Names of the kernels in the rows, in order."""
         rows = self.rows
         lists = [rows[name].explode() for name in ("kernels_gone", "kernels_new") if name in rows.columns]
-        found = lists + ([rows["name"]] if "name" in rows.columns else [])
-        return [name for names in found for name in names.drop_nulls().unique(maintain_order=True)]
+        columns = lists + ([rows["name"]] if "name" in rows.columns else [])
+        return [name for names in columns for name in names.drop_nulls().unique(maintain_order=True)]
 
 
 def compare(
@@ -122,7 +122,7 @@ def compare(
     nesting, folded = None, None
     if by == "layer":
         rows, nesting = _layers(sides, longer, ({}, {}))
-        folded = None if folds is None else _with_numbers(_layers(sides, longer, folds)[0], folds)
+        folded = None if folds is None else _add_numbers(_layers(sides, longer, folds)[0], folds)
     else:
         of_a, of_b = (side.means(by) for side in sides)
         rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
@@ -135,19 +135,19 @@ def compare(
 
 def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -> tuple[pl.DataFrame, Nesting]:
     """The rows of layers, repeated layers as one row, and their nesting."""
-    of_a, of_b = _with_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
+    of_a, of_b = _match_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
     rows = _compared(of_a, of_b, list(KEY), longer).select(*KEY, *_NUMBERS)
     places, fused = [], set[int]()
     apart = fused_layers(*(side.layers() for side in sides))
     for side, of, row_of, elsewhere in zip(sides, folds, _rows_of_layers(rows), apart, strict=True):
         names = side.attribution.forest.keys.names
-        row_of_key = {key: row_of[one] for key in names if (one := _fold(key, of)) in row_of}
+        row_of_key = {key: row_of[fold] for key in names if (fold := _fold(key, of)) in row_of}
         places.append((side.attribution, row_of_key, side.self_times()))
         fused |= {row for (layer, _, phase), row in row_of_key.items() if (layer, phase) in elsewhere}
     rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
     nesting = nesting_of(places)
     names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
-    return _with_kernels(_with_explained(rows, nesting, longer), *names_of), nesting
+    return _add_kernels(_add_explained(rows, nesting, longer), *names_of), nesting
 
 
 def _fold(key: Key, folds: Folds) -> Key:
@@ -157,13 +157,13 @@ def _fold(key: Key, folds: Folds) -> Key:
     return key if path is None else (path, COMPILED if module.startswith(COMPILED) else module, phase)
 
 
-def _with_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
+def _add_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
     """Add the number of layers of each row, in the profile with more of them; null: a single layer."""
-    found = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
+    counts = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
     numbers = []
     for layer, module in rows.select("layer", "module").iter_rows():
         before, _, after = module.partition(" → ")
-        numbers.append(max(found[0][layer, before], found[1][layer, after or before]) or None)
+        numbers.append(max(counts[0][layer, before], counts[1][layer, after or before]) or None)
     return rows.with_columns(folded=pl.Series(numbers, dtype=pl.Int64))
 
 
@@ -201,11 +201,11 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     worse = (slower & ~apart & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
     numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
     least = least_share * max(numbers)
-    found = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
+    regressed = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
     if comparison.nesting is None:
-        return comparison.rows[found]
+        return comparison.rows[regressed]
     kept = comparison.nesting.at_their_place(
-        found, lambda _, times: times[1] > threshold * times[0] and max(times) >= least
+        regressed, lambda _, times: times[1] > threshold * times[0] and max(times) >= least
     )
     return comparison.rows[sorted(kept)]
 
@@ -222,7 +222,7 @@ _REST: Final = 0.25
 _ROUNDING_NS: Final = 0.01
 
 
-def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
+def _add_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
     """Add the columns `explained` and `own_difference_ns` of `Comparison.rows`.
 
     The change of a layer is that of its self time plus those of the layers inside. A layer is a place if its change
@@ -278,9 +278,9 @@ class _Side:
         columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
         blocks = (block.select(columns) for block in attributed_blocks(attribution))
         times = blocks if device else iter([range_self_times(attribution)])
-        self._times = _summed(pl.concat([_summed(self._of_steps(part), keys) for part in times]), keys)
+        self._times = _summed(pl.concat([_summed(self._steady_times(block), keys) for block in times]), keys)
 
-    def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
+    def _steady_times(self, times: pl.DataFrame) -> pl.DataFrame:
         """The times in steady steps; without steps, all times as one step."""
         if self._steps is not None:
             return times.join(self._steps, on=["process_code", "step"], how="semi")
@@ -325,9 +325,9 @@ class _Side:
         else:
             named = times["name"].cast(pl.String)
         if by == "kind":
-            known = named.unique()
-            kinds = [classify(name or "").kind for name in known]
-            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("kind")
+            distinct = named.unique()
+            kinds = [classify(name or "").kind for name in distinct]
+            named = named.replace_strict(distinct, kinds, return_dtype=pl.String).alias("kind")
         names = named.unique(maintain_order=True).to_frame()
         numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
         grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
@@ -370,12 +370,12 @@ def _single(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
     return rows.row(0, named=True) if rows.height else None
 
 
-def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _match_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Match layers whose module class changed: their module becomes ``A → B``."""
     path = ["layer", "phase"]
     alone = [
-        one.join(other, on=list(KEY), how="anti").filter(pl.len().over(path) == 1).select(KEY)
-        for one, other in ((a, b), (b, a))
+        table.join(other, on=list(KEY), how="anti").filter(pl.len().over(path) == 1).select(KEY)
+        for table, other in ((a, b), (b, a))
     ]
     pairs = alone[0].join(alone[1], on=path, suffix="_b")
     renamed = pl.format("{} → {}", "module", "module_b").alias("renamed")
@@ -427,7 +427,7 @@ def _t_quantile(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _with_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataFrame:
+def _add_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataFrame:
     """Add the kernels that the layer itself launches in only one of the runs."""
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
@@ -442,7 +442,7 @@ def _with_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.Data
 
 def _kernel_names(attribution: Attribution, folds: Folds) -> _Kernels:
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: defaultdict[Key, set[str]] = defaultdict(set)
+    kernels: defaultdict[Key, set[str]] = defaultdict(set)
     for node, name in attribution.names.filter("kernel").select("node", "name").iter_rows():
-        found[_fold(names[keys[node]], folds)].add(name)
-    return found
+        kernels[_fold(names[keys[node]], folds)].add(name)
+    return kernels

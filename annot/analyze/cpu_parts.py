@@ -11,6 +11,7 @@ collective on another thread takes precedence.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import polars as pl
@@ -18,7 +19,7 @@ import polars as pl
 from annot.analyze.overlap import exclusive, merged, without
 from annot.analyze.part_names import OTHER
 from annot.analyze.repeated_layers import around_others
-from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
+from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, intervals_of
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE, inside
 from annot.attribution.host_times import known
@@ -45,43 +46,39 @@ _SEGMENTS: Final = {
 _LAYERS: Final = {"part": pl.String, "layer": pl.String, "module": pl.String, "ns": pl.Int64}
 
 
-def going_on_without_gpu(attribution: Attribution, parts: Parts, process: int | None) -> dict[str, Intervals]:
+def going_on_without_gpu(attribution: Attribution, inputs: StepInputs, process: int | None) -> dict[str, Intervals]:
     """Return the intervals of each of `CPU_PARTS` of a process, except the last one."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    computed, host = phase_times(attribution, parts).filter(mine), parts.host
-    going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
+    computed, host = phase_times(attribution, inputs).filter(mine), inputs.host
+    going_on: dict[str, Intervals] = {name: _phase_intervals(computed, code) for code, name in enumerate(COMPUTED)}
     for name, kind in (("collectives", "collectives"), ("data", "data"), (OTHER, "ranges")):
-        going_on[name] = _of_kind(host[kind], mine)
+        going_on[name] = partial(host[kind].filter, mine)
     return going_on
 
 
-def _of_part(computed: pl.DataFrame, code: int) -> Intervals:
+def _phase_intervals(computed: pl.DataFrame, code: int) -> Intervals:
     return lambda: intervals_of(computed.filter(pl.col("part") == code))
 
 
-def _of_kind(rows: pl.DataFrame, mine: pl.Expr) -> Intervals:
-    return lambda: rows.filter(mine)
-
-
 @once_for_each
-def phase_times(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+def phase_times(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Return the times in which threads compute: process, start, end (ns), part (index in `COMPUTED`)."""
     segments = _segments(attribution, by_node=False).drop("node")
-    found = [segments.filter(~pl.col("waits")).drop("waits")]
-    for (process, part), rows in segments.filter("waits").partition_by("process", "part", as_dict=True).items():
-        spans = without(merged(rows), _collectives(parts, process))
-        found.append(
-            spans.select(process=pl.lit(process, pl.Int64), start="start", end="end", part=pl.lit(part, pl.Int8))
+    tables = [segments.filter(~pl.col("waits")).drop("waits")]
+    for (process, code), rows in segments.filter("waits").partition_by("process", "part", as_dict=True).items():
+        spans = without(merged(rows), _collectives(inputs, process))
+        tables.append(
+            spans.select(process=pl.lit(process, pl.Int64), start="start", end="end", part=pl.lit(code, pl.Int8))
         )
-    return pl.concat(found)
+    return pl.concat(tables)
 
 
-def _collectives(parts: Parts, process: int | None) -> pl.DataFrame:
-    return merged(parts.host["collectives"].filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64))))
+def _collectives(inputs: StepInputs, process: int | None) -> pl.DataFrame:
+    return merged(inputs.host["collectives"].filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64))))
 
 
 @once_for_each
-def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
 
     Only processes without GPU activities count. The times of a part add up to its share of
@@ -89,15 +86,15 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     comes first in `CPU_PARTS`, then to a layer without layers inside it, since threads of a pool compute the layers of
     a model that is open on another thread, then to the layer that starts first.
     """
-    found = [pl.DataFrame(schema=_LAYERS)]
+    tables = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.whole.layers_of_nodes()  # the nodes of the segments are those of all ranges
-    windows = parts.windows.partition_by("process", "device", as_dict=True)
-    on_cpu = [device for device in windows if parts.of_device(device).is_empty()]
+    windows = inputs.windows.partition_by("process", "device", as_dict=True)
+    on_cpu = [device for device in windows if inputs.of_device(device).is_empty()]
     segments = _segments(attribution, by_node=True) if on_cpu else pl.DataFrame()
     for device in on_cpu:
         mine = segments.filter(pl.col("process").eq_missing(pl.lit(device[0], pl.Int64)))
-        found += _layers(mine, merged(intervals_of(windows[device])), _collectives(parts, device[0]), layers)
-    sums = pl.concat(found).group_by("part", "layer", "module").agg(pl.col("ns").sum())
+        tables += _layers(mine, merged(intervals_of(windows[device])), _collectives(inputs, device[0]), layers)
+    sums = pl.concat(tables).group_by("part", "layer", "module").agg(pl.col("ns").sum())
     return sums.filter(pl.col("ns") > 0).sort("ns", "part", "layer", "module", descending=[True, False, False, False])
 
 
@@ -109,7 +106,7 @@ def _layers(
     inner = ~layers["layer"].is_in(paths.filter(around_others(paths)).implode())
     of_layers = segments.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
     segments = segments.with_columns(is_inner=inner.gather(of_layers).fill_null(False))
-    for code, part in enumerate(COMPUTED):
+    for code, phase in enumerate(COMPUTED):
         for waits in (False, True):
             rows = segments.filter((pl.col("part") == code) & (pl.col("waits") == waits))
             usable = without(free, collectives) if waits else free
@@ -120,7 +117,7 @@ def _layers(
                 shares = exclusive(mine, usable).select("node", ns="wall_ns")
                 known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
                 of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
-                yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
+                yield of_nodes.with_columns(shares["ns"], part=pl.lit(phase)).select(list(_LAYERS))
                 usable = without(usable, merged(mine))
             free = without(free, without(merged(rows), collectives) if waits else merged(rows))
 
@@ -143,8 +140,8 @@ def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
     if by_node:
         changes |= pl.col("node") != pl.col("outer_node")
     count = forest.thread_range_count
-    found = [_innermost(tree.head(count).filter(changes)), tree.slice(count).filter(changes), _crossing(forest)]
-    rows = pl.concat([one.select("thread", "start", "end", "part", "node", "waits") for one in found])
+    tables = [_innermost(tree.head(count).filter(changes)), tree.slice(count).filter(changes), _crossing(forest)]
+    rows = pl.concat([table.select("thread", "start", "end", "part", "node", "waits") for table in tables])
     process = forest.threads.table["process"].gather(rows["thread"])
     rows = rows.with_columns(process).filter(pl.col("part") != _REST, pl.col("end") > pl.col("start"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in _SEGMENTS.items())
@@ -152,14 +149,14 @@ def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
 
 def _parts(forest: Forest) -> pl.Series:
     """The part (index in `COMPUTED`, or `_REST`) of each range of the tree: its own, or that of the range around it."""
-    part = _own_part(forest).gather(forest.tree["label"]).alias("part")
+    code = _own_part(forest).gather(forest.tree["label"]).alias("part")
     above = forest.tree["parent"]
     while True:  # each round doubles the distance to the range above
-        open_ = part.is_null() & (above >= 0)
+        open_ = code.is_null() & (above >= 0)
         if not open_.any():
-            return part.fill_null(_REST)
+            return code.fill_null(_REST)
         at = above.to_frame("at").select(pl.when(pl.col("at") >= 0).then("at")).to_series()
-        part = part.zip_with(part.is_not_null(), part.gather(at))
+        code = code.zip_with(code.is_not_null(), code.gather(at))
         above = above.gather(at).fill_null(NONE)
 
 
@@ -192,5 +189,5 @@ def _innermost(changes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _crossing(forest: Forest) -> pl.DataFrame:
-    part = _own_part(forest).gather(forest.crossing["label"]).fill_null(_REST).alias("part")
-    return forest.crossing.select("thread", "start", "end", part, node=pl.lit(NONE, pl.Int32), waits=pl.lit(False))
+    code = _own_part(forest).gather(forest.crossing["label"]).fill_null(_REST).alias("part")
+    return forest.crossing.select("thread", "start", "end", code, node=pl.lit(NONE, pl.Int32), waits=pl.lit(False))

@@ -55,7 +55,7 @@ def short_time(ns: float) -> str:
         >>> short_time(223_600_000)
         '224 ms'
     """
-    unit, size = next((one for one in _UNITS if ns >= one[1]), ("ns", 1))
+    unit, size = next((pair for pair in _UNITS if ns >= pair[1]), ("ns", 1))
     value = ns / size
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
 

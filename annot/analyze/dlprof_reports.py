@@ -49,7 +49,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         call (null: unknown). Texts are `pl.Categorical`, because they repeat.
     """
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
-    parts = [pl.DataFrame(schema=_ITERATION)]
+    tables = [pl.DataFrame(schema=_ITERATION)]
     for block in blocks_of(attribution):
         row = calls.rows(block["process"], block["correlation"])
         columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
@@ -60,23 +60,25 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         )  # fmt: skip
         kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
-        parts.append(
+        tables.append(
             rows.select(
                 (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
                 for name, dtype in _ITERATION.items()
             )
         )
     del calls
-    work = pl.concat(parts)
-    del parts
+    work = pl.concat(tables)
+    del tables
     is_sorted = work["start_ns"].is_sorted(nulls_last=True)
     return work if is_sorted else work.sort("start_ns", maintain_order=True, nulls_last=True)
 
 
 _ITERATION: Final = {
-    "step": pl.Int64, **dict.fromkeys((*KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
+    "step": pl.Int64,
+    **dict.fromkeys((*KEY, "name", "kind", "library"), pl.Categorical),
+    "tensor_cores": pl.Boolean,
     **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
-}  # fmt: skip
+}
 
 
 def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
@@ -100,7 +102,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
         pl.col("name").filter(~uses).alias("other_names"),
     )
     rows = layer_tensor_cores(attribution).join(kernels, on=KEY, how="left", maintain_order="left")
-    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
+    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _has_gpu_work(attribution)))
     return rows.select(
         *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
         tc_share=over("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
@@ -109,7 +111,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _on_device(attribution: Attribution) -> bool:
+def _has_gpu_work(attribution: Attribution) -> bool:
     """Whether the profile contains GPU activities."""
     return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
 
@@ -119,7 +121,7 @@ _OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason
 
 def on_devices(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """The table with null in its GPU columns if the profile is without GPU activities: 0 would mean measured."""
-    if _on_device(attribution):
+    if _has_gpu_work(attribution):
         return table
     unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
     return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
@@ -136,12 +138,14 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         backward_ns: parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU
         columns are null, and forward_ns and backward_ns are parts of host_ns.
     """
-    rows = of_modules(_with_tensor_cores(by_layer(attribution), attribution))
+    rows = of_modules(_tensor_core_times(by_layer(attribution), attribution))
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
-    table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
-        *_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max()
-    )  # fmt: skip
+    table = (
+        per_layer.with_columns(mean.alias("mean"))
+        .group_by("module", maintain_order=True)
+        .agg(*_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max())
+    )
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
         "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
@@ -152,24 +156,25 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
 _SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns"]
 
 
-def _with_tensor_cores(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def _tensor_core_times(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Rows by layer with their self times, and the part of these on Tensor Cores."""
     rows = rows.select(*KEY, "calls", "host_self_ns", "gpu_self_ns")
     used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
     rows = rows.join(used, on=KEY, how="left", maintain_order="left")
     rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
-    return rows.with_columns(time_ns=pl.col("gpu_ns" if _on_device(attribution) else "host_ns"))
+    return rows.with_columns(time_ns=pl.col("gpu_ns" if _has_gpu_work(attribution) else "host_ns"))
 
 
 def _sums() -> list[pl.Expr]:
     """Aggregates over the phases of a layer."""
     calls = pl.when(_FORWARD.any()).then(pl.col("calls").filter(_FORWARD).sum()).otherwise(pl.col("calls").sum())
     return [
-        calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
+        calls.alias("calls"),
+        pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
         pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
         pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
         pl.col("tc_eligible", "tc_used").any(),
-    ]  # fmt: skip
+    ]
 
 
 def _totals() -> list[pl.Expr]:

@@ -30,18 +30,18 @@ def fused_layers(a: Collection[Layer], b: Collection[Layer]) -> tuple[set[Layer]
         ({('h.ln', 'forward'), ('h.fc', 'forward')}, {('h.ln+h.fc', 'forward')})
     """
     layers = set(a), set(b)
-    fused = [{one for one in side if FUSED in one[0]} for side in layers]
+    fused = [{layer for layer in side if FUSED in layer[0]} for side in layers]
     only = fused[0] - fused[1], fused[1] - fused[0]
     if not any(only):
         return set(), set()
-    members, around = [_members(side) for side in only], [_around(side) for side in layers]
+    members, around = [_members(side) for side in only], [_enclosing(side) for side in layers]
     # Layers of both profiles without others inside, a part of whose time is in a fused kernel.
     cut = (layers[0] & layers[1] & (members[0] | members[1])) - around[0] - around[1]
     sides = []
     for mine, other in ((0, 1), (1, 0)):
-        known = layers[other] | members[other] | around[other]
-        kernels = {one for one in only[mine] if not known.isdisjoint(_members([one]))}
-        alone = (layers[mine] - layers[other]) & (members[other] | _around(members[other]))
+        present = layers[other] | members[other] | around[other]
+        kernels = {kernel for kernel in only[mine] if not present.isdisjoint(_members([kernel]))}
+        alone = (layers[mine] - layers[other]) & (members[other] | _enclosing(members[other]))
         sides.append(kernels | alone | cut)
     return sides[0], sides[1]
 
@@ -51,6 +51,6 @@ def _members(kernels: Iterable[Layer]) -> set[Layer]:
     return {(layer, phase) for path, phase in kernels for layer in layer_path.layers_of(path)}
 
 
-def _around(layers: Iterable[Layer]) -> set[Layer]:
+def _enclosing(layers: Iterable[Layer]) -> set[Layer]:
     """Return the layers around layers and fused kernels."""
     return {(outer, phase) for path, phase in layers for outer in layer_path.around(path)}

@@ -68,13 +68,13 @@ def range_self_times(attribution: Attribution) -> pl.DataFrame:
     forest = attribution.forest
     process = forest.threads.table["process_code"]
     ranges = forest.tree.select("thread", "start", node="path", time_ns=self_times(forest))
-    parts = []
-    for part in ranges.iter_slices(_SLICE):  # slices keep temporary columns small
-        codes = process.gather(part["thread"])
-        rows = part.select(codes, attribution.steps.at(codes, part["start"]).alias("step"), "node", "time_ns")
-        parts.append(rows.group_by("node", "process_code", "step").agg(pl.col("time_ns").sum()))
+    sums = []
+    for block in ranges.iter_slices(_SLICE):  # slices keep temporary columns small
+        codes = process.gather(block["thread"])
+        rows = block.select(codes, attribution.steps.at(codes, block["start"]).alias("step"), "node", "time_ns")
+        sums.append(rows.group_by("node", "process_code", "step").agg(pl.col("time_ns").sum()))
     schema = dict.fromkeys(("node", "process_code", "step"), pl.Int32) | {"time_ns": pl.Int64}
-    return pl.concat([pl.DataFrame(schema=schema), *parts])
+    return pl.concat([pl.DataFrame(schema=schema), *sums])
 
 
 def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
@@ -116,17 +116,17 @@ def _inclusive(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.Dat
     if not isinstance(deepest, int):
         return own
     if not also:
-        return _in_one_pass(nodes, own)
+        return _sum_in_one_pass(nodes, own)
     if own.select(also).n_unique() * len(nodes) > _NODES_PER_LEVEL * deepest:
-        return _by_level(nodes, own.with_columns(depth), also)
-    parts = []
-    for values, part in own.partition_by(also, as_dict=True, include_key=False).items():
+        return _sum_by_level(nodes, own.with_columns(depth), also)
+    tables = []
+    for values, rows in own.partition_by(also, as_dict=True, include_key=False).items():
         group = [pl.lit(value, own.schema[name]).alias(name) for name, value in zip(also, values, strict=True)]
-        parts.append(_in_one_pass(nodes, part).with_columns(group))
-    return pl.concat(parts)
+        tables.append(_sum_in_one_pass(nodes, rows).with_columns(group))
+    return pl.concat(tables)
 
 
-def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
+def _sum_in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
     """Return node and inclusive values for trees of any depth; null: the value occurs neither here nor below."""
     numbers = own.columns[1:]
     rows = pl.DataFrame({"node": range(len(nodes))}, schema={"node": pl.Int32})
@@ -141,7 +141,7 @@ def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.any_horizontal(pl.col(numbers).is_not_null()))
 
 
-def _by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+def _sum_by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
     """The same from the deepest level upwards; the values also contain the depth of each node."""
     parent = pl.Series(nodes.parents, dtype=pl.Int32)
     of_level = own.partition_by("depth", as_dict=True, include_key=False)
@@ -176,15 +176,15 @@ def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
         return None
     waits = waiting_calls(attribution).partition_by("process", as_dict=True)
     entered = attribution.forest.tree["start"]
-    parts = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
+    tables = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
     columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
     timed = (block.select(columns).drop_nulls(["start", "end"]) for block in attributed_blocks(attribution))
     devices = by_device(timed)
     for process, device in list(devices):
         work = pl.concat(devices.pop((process, device)))
         spans = merged(waits[process,]) if (process,) in waits else None
-        parts.append(_idle(work if work["start"].is_sorted() else work.sort("start"), entered, spans))
-    return pl.concat(parts)
+        tables.append(_idle(work if work["start"].is_sorted() else work.sort("start"), entered, spans))
+    return pl.concat(tables)
 
 
 def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) -> pl.DataFrame:
@@ -223,8 +223,8 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
     """
     times = self_times_by_step(attribution)
     rows = pl.DataFrame(schema=dict.fromkeys(KEY, pl.String) | {"step": pl.Int64})
-    for name, part in times.items():
-        sums = _sums_by_step(attribution, part, name)
+    for name, own in times.items():
+        sums = _sums_by_step(attribution, own, name)
         rows = rows.join(sums, on=[*KEY, "step"], how="full", coalesce=True)
     missing = [pl.lit(None, pl.Int64).alias(f"host_{end}") for end in ("ns", "self_ns") if "host" not in times]
     known_columns = [pl.col(f"{name}_{end}").fill_null(0) for name in times for end in ("ns", "self_ns")]
@@ -235,9 +235,9 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
 def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
     """Return node, step (Int64) and time_ns, the self time: a table for ``gpu``, and for ``host`` if it is known."""
     blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
-    parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
-    parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
-    times = {"gpu": pl.concat(parts)}
+    sums = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
+    sums += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    times = {"gpu": pl.concat(sums)}
     if known(attribution.meta):
         times["host"] = range_self_times(attribution)
     for name, rows in times.items():
@@ -247,9 +247,9 @@ def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
     return times
 
 
-def _sums_by_step(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFrame:
+def _sums_by_step(attribution: Attribution, times: pl.DataFrame, name: str) -> pl.DataFrame:
     """Total and self time of each layer and step."""
-    own = attribution.forest.layers_of_nodes()[part["node"]].hstack(part.select("step", "time_ns"))
+    own = attribution.forest.layers_of_nodes()[times["node"]].hstack(times.select("step", "time_ns"))
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
-    every = sums_by_layer(attribution, part, "step").rename({"time_ns": f"{name}_ns"})
+    every = sums_by_layer(attribution, times, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")

@@ -130,8 +130,8 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     weights = [pl.when(pl.col(name).is_not_null()).then(weight).otherwise(0).alias(f"{name}_ns") for name in _MEANS]
     counts = ["instructions", "load_store", *(f"{name}_bytes" for name in _READS)]
     timed = [pl.when(pl.col(name).is_not_null()).then("gpu_ns").otherwise(0).alias(f"{name}_ns") for name in counts]
-    known = pl.when(pl.col("load_store").is_not_null()).then("instructions").otherwise(0).alias("of_load_store")
-    sums = sums_by_layer(attribution, kernels.select("node", *weighted, *weights, *counts, *timed, known))
+    counted = pl.when(pl.col("load_store").is_not_null()).then("instructions").otherwise(0).alias("of_load_store")
+    sums = sums_by_layer(attribution, kernels.select("node", *weighted, *weights, *counts, *timed, counted))
     rows = sums.select(
         *KEY,
         *(over(name, f"{name}_ns").alias(name) for name in _MEANS),
@@ -177,17 +177,17 @@ def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
     """Counters with a row per kernel and a column per quantity."""
     rows = [
         (name, quantity, rank, float(factor))
-        for quantity, found in _SUMS.items()
-        for rank, (name, factor) in enumerate(found)
+        for quantity, counters in _SUMS.items()
+        for rank, (name, factor) in enumerate(counters)
     ]
-    rows += [(name, quantity, rank, 1.0) for quantity, found in _MEANS.items() for rank, name in enumerate(found)]
-    known = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
+    rows += [(name, quantity, rank, 1.0) for quantity, counters in _MEANS.items() for rank, name in enumerate(counters)]
+    quantities = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
     letter = pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)")
     scale = letter.replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
     named = metrics.with_columns(pl.col("name").str.replace(_PREFIX, ""), pl.col("value") * scale)
-    found = named.join(known, on="name").sort("rank", maintain_order=True)
-    found = found.group_by("kernel", "quantity").agg((pl.col("value") * pl.col("factor")).first())
-    wide = found.pivot("quantity", index="kernel", values="value")
+    matches = named.join(quantities, on="name").sort("rank", maintain_order=True)
+    matches = matches.group_by("kernel", "quantity").agg((pl.col("value") * pl.col("factor")).first())
+    wide = matches.pivot("quantity", index="kernel", values="value")
     missing = [pl.lit(None, pl.Float64).alias(name) for name in (*_SUMS, *_MEANS) if name not in wide.columns]
     every = metrics.select(pl.col("kernel").unique())
     return every.join(wide, on="kernel", how="left").with_columns(missing)

@@ -11,7 +11,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.overlap import merged
-from annot.analyze.step_parts import Device, Intervals, Parts, intervals_of, launching
+from annot.analyze.step_parts import Device, Intervals, StepInputs, intervals_of, launching
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 
@@ -42,7 +42,7 @@ _CALL: Final = {
 }  # fmt: skip
 
 
-def idle_intervals(attribution: Attribution, parts: Parts) -> Callable[[Device], dict[str, Intervals]]:
+def idle_intervals(attribution: Attribution, inputs: StepInputs) -> Callable[[Device], dict[str, Intervals]]:
     """Return a function from a device to the intervals of each cause of idle time, in order of precedence.
 
     A CPU thread that synchronises loses its lead over the device. The idle time from the end of the synchronising call
@@ -56,8 +56,8 @@ def idle_intervals(attribution: Attribution, parts: Parts) -> Callable[[Device],
     The causes are the parts of `annot.analyze.part_names.IDLE`, except the last one; some have several names, which
     `SAME` maps to one. The last one is the rest of the idle time.
     """
-    queues = _queues(attribution, parts)
-    return partial(_intervals, parts, waiting_calls(attribution), _quick_launches(attribution), queues)
+    queues = _queues(attribution, inputs)
+    return partial(_intervals, inputs, waiting_calls(attribution), _quick_launches(attribution), queues)
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
@@ -85,24 +85,24 @@ def waiting_calls(attribution: Attribution) -> pl.DataFrame:
     The columns are process, correlation, start, end (ns), name, cause: synchronisation or allocation. The table is
     empty if CPU times or call names are unknown.
     """
-    parts = [pl.DataFrame(schema=_CALL)]
+    tables = [pl.DataFrame(schema=_CALL)]
     for block in _caused(attribution):
         long = pl.col("end") - pl.col("start") >= _BLOCKING_NS
         rows = block.filter((pl.col("cause") != "launch") & ((pl.col("cause") != "copy") | long))
         rows = rows.with_columns(pl.col("cause").replace("copy", "synchronisation"))
-        parts.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _CALL.items()))
-    return pl.concat(parts)
+        tables.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _CALL.items()))
+    return pl.concat(tables)
 
 
 def _quick_launches(attribution: Attribution) -> dict[int | None, pl.DataFrame]:
     """The launch calls of each process that take less than `DISPATCH_NS`: start, end."""
-    parts: dict[int | None, list[pl.DataFrame]] = defaultdict(list)
+    by_process: dict[int | None, list[pl.DataFrame]] = defaultdict(list)
     for block in _caused(attribution):
         launches = _short(block.filter(pl.col("cause") == "launch"))
         rows = launches.select(pl.col("process", "start", "end").cast(pl.Int64))
-        for (process,), part in rows.partition_by("process", as_dict=True, include_key=False).items():
-            parts[process].append(part)
-    return {process: merged(pl.concat(parts.pop(process))) for process in list(parts)}
+        for (process,), calls in rows.partition_by("process", as_dict=True, include_key=False).items():
+            by_process[process].append(calls)
+    return {process: merged(pl.concat(by_process.pop(process))) for process in list(by_process)}
 
 
 def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
@@ -114,20 +114,20 @@ def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
             continue
         names = block["name"].unique()
         texts = names.cast(pl.String)
-        found = [next((kind for kind, pattern in _CALLS if pattern.search(name or "")), "") for name in texts]
-        kinds = pl.DataFrame({"name": names, "cause": pl.Series(found, dtype=pl.String)}).filter(pl.col("cause") != "")
+        causes = [next((kind for kind, pattern in _CALLS if pattern.search(name or "")), "") for name in texts]
+        kinds = pl.DataFrame({"name": names, "cause": pl.Series(causes, dtype=pl.String)}).filter(pl.col("cause") != "")
         yield block.join(kinds, on="name")
 
 
-def _queues(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+def _queues(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Long idle times between the API call of an activity and its start: process, device, start, end."""
-    late = pl.concat([pl.DataFrame(schema=_LATE), *(_late(device, work) for device, work in parts.work.items())])
-    found = [pl.DataFrame(schema=_QUEUE)]
+    late = pl.concat([pl.DataFrame(schema=_LATE), *(_late(device, work) for device, work in inputs.work.items())])
+    tables = [pl.DataFrame(schema=_QUEUE)]
     for block in attribution.source.launch_blocks() if attribution.source is not None and late.height else ():
         calls = block.select(pl.col("process", "correlation").cast(pl.Int64), called=pl.col("end").cast(pl.Int64))
         rows = late.join(calls, on=["process", "correlation"])
-        found.append(rows.select("process", "device", start=pl.max_horizontal("called", "done"), end="started"))
-    queues = pl.concat(found)
+        tables.append(rows.select("process", "device", start=pl.max_horizontal("called", "done"), end="started"))
+    queues = pl.concat(tables)
     return queues.filter(pl.col("end") - pl.col("start") >= DISPATCH_NS)
 
 
@@ -137,7 +137,7 @@ def _late(device: Device, work: pl.DataFrame) -> pl.DataFrame:
     gaps = ran.select(started="start", done=pl.col("end").shift(1))
     gaps = gaps.filter((pl.col("started") - pl.col("done") >= DISPATCH_NS).fill_null(True))
     rows = work.drop_nulls("launched").join(gaps, left_on="start", right_on="started")
-    ids = [pl.lit(one, pl.Int64).alias(name) for name, one in zip(("process", "device"), device, strict=True)]
+    ids = [pl.lit(value, pl.Int64).alias(name) for name, value in zip(("process", "device"), device, strict=True)]
     return rows.select(*ids, "correlation", "done", started="start")
 
 
@@ -146,19 +146,23 @@ _QUEUE: Final = dict.fromkeys(("process", "device", "start", "end"), pl.Int64)
 
 
 def _intervals(
-    parts: Parts, calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], queues: pl.DataFrame, device: Device
+    inputs: StepInputs,
+    calls: pl.DataFrame,
+    launches: dict[int | None, pl.DataFrame],
+    queues: pl.DataFrame,
+    device: Device,
 ) -> dict[str, Intervals]:
     """The intervals of one device; some causes have several."""
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
-    here = parts.of_device(device)
+    here = inputs.of_device(device)
     ran, calls, queues = merged(intervals_of(here)), calls.filter(mine), queues.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
     before = waits.select("start", end=pl.min_horizontal("end", pl.lit(ran["start"].min(), pl.Int64)))
     queued = queues.filter(pl.col("device").eq_missing(pl.lit(device[1], pl.Int64))).select("start", "end")
     return {
-        "data": lambda: parts.host["data"].filter(mine),
+        "data": lambda: inputs.host["data"].filter(mine),
         "unrecorded": lambda: pl.concat([queued, before if ran.height else before.clear()]),
-        "synchronisation": lambda: _after(waits, ran),
+        "synchronisation": lambda: _idle_after(waits, ran),
         "call": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
@@ -167,7 +171,7 @@ def _intervals(
     }
 
 
-def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
+def _idle_after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     """Idle time after each call that drained the device's queue, at most as long as the call."""
     ends = waits.select("start", "end").sort("end")
     before = ran.select(done="end").sort("done")

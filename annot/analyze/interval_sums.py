@@ -47,9 +47,9 @@ def bounds_of(events: pl.DataFrame) -> pl.Series:
 
 def in_lanes_of_cells(events: pl.DataFrame, lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Return the events in the lanes whose sums cells have: those of devices, or without any those of the host."""
-    devices = any(one["device"] for one in lanes)
-    lane = [number for number, one in enumerate(lanes) if one["device"] or (not devices and one["kind"] in _HOST)]
-    return events.filter(pl.col("lane").is_in(lane))
+    devices = any(lane["device"] for lane in lanes)
+    numbers = [number for number, lane in enumerate(lanes) if lane["device"] or (not devices and lane["kind"] in _HOST)]
+    return events.filter(pl.col("lane").is_in(numbers))
 
 
 def cells_of(
@@ -68,9 +68,9 @@ def cells_of(
     for place, lane in enumerate(lanes):
         first_of.setdefault(lane["device"], place)
     devices = {place: first_of[lane["device"]] for place, lane in enumerate(lanes) if lane["device"]}
-    parts = [_parts(one, devices, lanes) for one in (every, in_lanes_of_cells(kept, lanes))]
-    sums = _in_cells(_less(*parts), bounds, "key", "text")
-    busy = _in_cells(_less(*(_busy(one.drop("key", "text")) for one in parts)), bounds, "lane").drop("calls")
+    intervals = [_intervals(events, devices, lanes) for events in (every, in_lanes_of_cells(kept, lanes))]
+    sums = _sum_in_cells(_less(*intervals), bounds, "key", "text")
+    busy = _sum_in_cells(_less(*(_busy(rows.drop("key", "text")) for rows in intervals)), bounds, "lane").drop("calls")
     while sums.height > most and bounds.len() > 2:
         bounds = pl.concat([bounds.gather_every(2), bounds.tail(1)]).unique().sort()
         sums, busy = _doubled(sums), _doubled(busy)
@@ -81,7 +81,7 @@ def _less(every: pl.DataFrame, kept: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([every, kept.with_columns(-pl.col("calls"), -pl.col("sign"))])
 
 
-def _parts(events: pl.DataFrame, devices: dict[int, int], lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
+def _intervals(events: pl.DataFrame, devices: dict[int, int], lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """The GPU activities. Without any: each range for its key, and with the sign -1 for that of the range around."""
     device = pl.Series([devices.get(number, -1) for number in range(len(lanes))], dtype=pl.Int32)
     owner = device.gather(events["lane"]).alias("lane")
@@ -100,39 +100,39 @@ def _outer(events: pl.DataFrame) -> pl.Series:
     """The key of the innermost event around each in the rows above it, as the page finds it; null: none."""
     end = pl.col("start_ns") + pl.col("length_ns")
     around = events.select("lane", "row", "start_ns", "key", until=end).sort("start_ns")
-    found = events.select("lane", "row", "start_ns", end=end, outer=pl.lit(None, pl.Int32)).with_row_index("place")
+    pending = events.select("lane", "row", "start_ns", end=end, outer=pl.lit(None, pl.Int32)).with_row_index("place")
     done: list[pl.DataFrame] = []
-    while found.height:
-        found = found.with_columns(pl.col("row") - 1).filter(pl.col("row") >= 0).sort("start_ns")
-        found = found.join_asof(around, on="start_ns", by=["lane", "row"], check_sortedness=False)
+    while pending.height:
+        pending = pending.with_columns(pl.col("row") - 1).filter(pl.col("row") >= 0).sort("start_ns")
+        pending = pending.join_asof(around, on="start_ns", by=["lane", "row"], check_sortedness=False)
         inside = pl.col("until").fill_null(-1) >= pl.col("end")
-        done.append(found.filter(inside).select("place", "key"))
-        found = found.filter(~inside).drop("key", "until")
+        done.append(pending.filter(inside).select("place", "key"))
+        pending = pending.filter(~inside).drop("key", "until")
     return pl.DataFrame({"place": pl.int_range(events.height, dtype=pl.UInt32, eager=True)}).join(
         pl.concat(done), on="place", how="left", maintain_order="left"
     )["key"]
 
 
-def _busy(parts: pl.DataFrame) -> pl.DataFrame:
+def _busy(intervals: pl.DataFrame) -> pl.DataFrame:
     """The times in which a device is busy, without overlaps."""
-    found = parts.filter((pl.col("lane") >= 0) & (pl.col("sign") > 0)).sort("lane", "start")
+    busy = intervals.filter((pl.col("lane") >= 0) & (pl.col("sign") > 0)).sort("lane", "start")
     before = pl.col("end").cum_max().shift(1).over("lane").fill_null(pl.col("start"))
-    return found.with_columns(start=pl.max_horizontal("start", before)).filter(pl.col("end") > pl.col("start"))
+    return busy.with_columns(start=pl.max_horizontal("start", before)).filter(pl.col("end") > pl.col("start"))
 
 
-def _in_cells(parts: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
-    """The sums of the parts in each cell. A call counts where it starts."""
-    every = [_cut(some, bounds, keys) for some in parts.iter_slices(_SLICE)] or [_cut(parts, bounds, keys)]
+def _sum_in_cells(intervals: pl.DataFrame, bounds: pl.Series, *keys: str) -> pl.DataFrame:
+    """The sums of the intervals in each cell. A call counts where it starts."""
+    every = [_cut(some, bounds, keys) for some in intervals.iter_slices(_SLICE)] or [_cut(intervals, bounds, keys)]
     sums = pl.concat(every).group_by("cell", *keys).agg(pl.all().sum())
     return sums.filter((pl.col("calls") != 0) | (pl.col("length_ns") != 0))
 
 
-def _cut(parts: pl.DataFrame, bounds: pl.Series, keys: Sequence[str]) -> pl.DataFrame:
-    """The sums of some of the parts."""
+def _cut(intervals: pl.DataFrame, bounds: pl.Series, keys: Sequence[str]) -> pl.DataFrame:
+    """The sums of some of the intervals."""
     last = bounds.len() - 2
-    first = bounds.search_sorted(parts["start"], side="right").cast(pl.Int64) - 1
-    final = bounds.search_sorted(parts["end"], side="left").cast(pl.Int64) - 1
-    cut = parts.with_columns(first=first.clip(0, last), final=final.clip(0, last))
+    first = bounds.search_sorted(intervals["start"], side="right").cast(pl.Int64) - 1
+    final = bounds.search_sorted(intervals["end"], side="left").cast(pl.Int64) - 1
+    cut = intervals.with_columns(first=first.clip(0, last), final=final.clip(0, last))
     single = cut.filter(pl.col("final") <= pl.col("first")).with_columns(cell="first")
     several = cut.filter(pl.col("final") > pl.col("first")).with_columns(
         cell=pl.int_ranges("first", pl.col("final") + 1, dtype=pl.Int64)

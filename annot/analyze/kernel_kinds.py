@@ -123,11 +123,11 @@ def by_class(attribution: Attribution) -> pl.DataFrame:
         kind, library, tensor_cores (null: the names do not show it), names (number of distinct kernel names), calls,
         gpu_ns, layers (number of distinct layers that launch them). The times add up to the total GPU time.
     """
-    known = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
+    attributed = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
     rows = layer_names(attribution).group_by("kind", "library", "tensor_cores").agg(
         pl.col("name").n_unique().cast(pl.Int64).alias("names"),
         pl.col("calls", "gpu_ns").sum(),
-        known.n_unique().cast(pl.Int64).alias("layers"),
+        attributed.n_unique().cast(pl.Int64).alias("layers"),
     )  # fmt: skip
     return rows.sort("gpu_ns", "kind", "library", "tensor_cores", descending=[True, False, False, True])
 
@@ -155,8 +155,8 @@ def layer_kernels(attribution: Attribution) -> pl.DataFrame:
     text = pl.format("{} {} ns", "kind", "gpu_ns").str.join(", ").alias("outside")
     texts = others.group_by(*KEY, maintain_order=True).agg(text)
     rows = by_layer(attribution).select(*KEY, "gpu_self_ns")
-    for part in (sums, texts):
-        rows = rows.join(part, on=KEY, how="left", maintain_order="left")
+    for table in (sums, texts):
+        rows = rows.join(table, on=KEY, how="left", maintain_order="left")
     rows = rows.with_columns(pl.selectors.ends_with("_ns").fill_null(0), pl.col("outside").fill_null(""))
     outside_ns = (pl.col("gpu_self_ns") - pl.col("matrix_ns")).alias("outside_ns")
     return rows.select(*KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *columns)

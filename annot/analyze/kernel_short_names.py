@@ -85,12 +85,12 @@ def short_name(name: str) -> str:
     if word in _VAGUE:
         word = "::".join(text.removeprefix("void ").partition("<")[0].partition("(")[0].split("::")[-3:])
     family = _FAMILY.fullmatch(word)
-    found = dict.fromkeys(filter(None, map(_operation, arguments)))
+    candidates = dict.fromkeys(filter(None, map(_operation, arguments)))
     specific = family is not None or word in _UNSPECIFIC
     most = _MOST if "multi_tensor" in word else 1
-    operations = [one for one in found if specific or _OPERATION.fullmatch(one)][:most]
+    operations = [operation for operation in candidates if specific or _OPERATION.fullmatch(operation)][:most]
     heads = [next(filter(None, family.groups()))] if family else [] if word in _UNSPECIFIC and operations else [word]
-    return " ".join((*heads, *(_ENDING.sub("", one) or one for one in operations), *_details(text)))
+    return " ".join((*heads, *(_ENDING.sub("", operation) or operation for operation in operations), *_details(text)))
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
@@ -105,11 +105,11 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     groups: dict[str, list[str]] = {}
     for name in sorted(set(names)):
         groups.setdefault(short_name(name), []).append(name)
-    known: dict[str, str] = {short: same[0] for short, same in groups.items() if len(same) == 1}
+    taken: dict[str, str] = {short: same[0] for short, same in groups.items() if len(same) == 1}
     for short, same in groups.items():
         if len(same) > 1:
-            _tell_apart(short, same, known)
-    return {name: short for short, name in known.items()}
+            _tell_apart(short, same, taken)
+    return {name: short for short, name in taken.items()}
 
 
 def with_short_names(rows: pl.DataFrame, among: Attribution | pl.Series) -> pl.DataFrame:
@@ -124,11 +124,11 @@ def _plain(name: str) -> str:
     """Return a name without lambdas, casts and anonymous namespaces. A mangled name becomes ``name<identifiers>``."""
     text = name[:_LONGEST]
     if text.startswith("_Z"):
-        text = _of_mangled(text)
+        text = _demangled(text)
     return _OPERATOR.sub("operator", _NOISE.sub("", text)).strip()
 
 
-def _of_mangled(name: str) -> str:
+def _demangled(name: str) -> str:
     """Return the function of a mangled name with the names and numbers in its arguments.
 
     Only identifiers, after their lengths, and literals are read: ``_ZN2at4copyINS0_3OneELi4EEEvv`` becomes
@@ -171,13 +171,13 @@ def _named(text: str) -> _Segment:
                 break
             start = at + 1
         at += 1
-    known = (one for one in reversed(segments) if one[0] not in ("", "operator", "lambda", "type", "const"))
-    return next(known, ("", []))
+    names = (segment for segment in reversed(segments) if segment[0] not in ("", "operator", "lambda", "type", "const"))
+    return next(names, ("", []))
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
     """Return the template arguments from a position after ``<``, and the position after the matching ``>``."""
-    found: list[str] = []
+    arguments: list[str] = []
     begin, opened = start, ["<"]
     for at in range(start, len(text)):
         char = text[at]
@@ -187,11 +187,11 @@ def _arguments(text: str, start: int) -> tuple[list[str], int]:
             while opened.pop() != _CLOSING[char]:
                 pass
             if not opened:
-                return [*found, text[begin:at].strip()], at + 1
+                return [*arguments, text[begin:at].strip()], at + 1
         elif char == "," and len(opened) == 1:
-            found.append(text[begin:at].strip())
+            arguments.append(text[begin:at].strip())
             begin = at + 1
-    return [*found, text[begin:].strip()], len(text)
+    return [*arguments, text[begin:].strip()], len(text)
 
 
 def _operation(argument: str, depth: int = 8) -> str | None:
@@ -200,7 +200,7 @@ def _operation(argument: str, depth: int = 8) -> str | None:
     if not depth or not word or word[0].isdigit() or word[0] == "-":
         return None
     if _PASSES_ON.fullmatch(word):
-        return next(filter(None, (_operation(one, depth - 1) for one in inside)), word)
+        return next(filter(None, (_operation(inner, depth - 1) for inner in inside)), word)
     return None if _TYPE.fullmatch(word) else word
 
 
@@ -212,19 +212,19 @@ def _details(text: str) -> Sequence[str]:
     return (atom[0],) if atom else ()
 
 
-def _tell_apart(short: str, names: Sequence[str], known: dict[str, str]) -> None:
-    """Add different short names of some kernels with the same short name to `known`, which maps them to the names."""
+def _tell_apart(short: str, names: Sequence[str], taken: dict[str, str]) -> None:
+    """Add different short names of some kernels with the same short name to `taken`, which maps them to the names."""
     words = {name: list(dict.fromkeys(_words(name))) for name in names}
-    counts = Counter(word for one in words.values() for word in one)
-    own = {name: [word for word in one if counts[word] < len(names)] for name, one in words.items()}
-    plain = {name: sum(not word.isdigit() for word in one) for name, one in own.items()}
+    counts = Counter(word for distinct in words.values() for word in distinct)
+    own = {name: [word for word in distinct if counts[word] < len(names)] for name, distinct in words.items()}
+    plain = {name: sum(not word.isdigit() for word in distinct) for name, distinct in own.items()}
     for place, name in enumerate(sorted(names, key=lambda name: (plain[name], name)), 1):
         rare = sorted(own[name], key=lambda word: (word.isdigit(), counts[word]))
         first = 1 if rare and not rare[0].isdigit() else 0
         beside = (" ".join(word for word in own[name] if word in rare[:most]) for most in range(first, _MOST + 2))
         labels = (f"{short} ({words})" if words else short for words in beside)
         numbered = (f"{short} #{number}" for number in itertools.count(max(place, 2)))
-        known[next(label for label in itertools.chain(labels, numbered) if label not in known)] = name
+        taken[next(label for label in itertools.chain(labels, numbered) if label not in taken)] = name
 
 
 def _words(name: str) -> Iterable[str]:
@@ -234,9 +234,9 @@ def _words(name: str) -> Iterable[str]:
         yield from text.split("_")
         return
     word, arguments = _named(text)
-    for part in (word, *arguments):
-        for found in _WORD.findall(part):
-            plain = re.sub(r"_?(?:elementwise_)?kernel$", "", found)
+    for identifier in (word, *arguments):
+        for token in _WORD.findall(identifier):
+            plain = re.sub(r"_?(?:elementwise_)?kernel$", "", token)
             if plain and not _HIDDEN.fullmatch(plain):
                 yield plain
 

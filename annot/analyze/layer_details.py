@@ -40,12 +40,12 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
         device, and, if the profile has them, of `annot.analyze.hardware_counters.layer_counters`.
     """
     rows = _dlprof(attribution)
-    parts = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution)).drop("self_ns")]
+    tables = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution)).drop("self_ns")]
     if (counters := layer_counters(attribution)) is not None:
-        parts.append(counters)
-    for part in parts:
-        new = [name for name in part.columns if name not in rows.columns]
-        rows = rows.join(part.select(*KEY, *new), on=KEY, how="left", maintain_order="left")
+        tables.append(counters)
+    for table in tables:
+        new = [name for name in table.columns if name not in rows.columns]
+        rows = rows.join(table.select(*KEY, *new), on=KEY, how="left", maintain_order="left")
     return on_devices(rows, attribution)
 
 
@@ -53,8 +53,8 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
     """Return DLProf's detailed report: a row per layer, module class and phase."""
     rows = by_layer(attribution).select(*KEY, "calls", "host_ns", "gpu_ns", "shapes")
     kernels = layer_kernels(attribution).select(*KEY, "matrix_ns", "outside_ns", "outside")
-    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
-        rows = rows.join(part, on=KEY, how="left", maintain_order="left")
+    for table in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
+        rows = rows.join(table, on=KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
     means = [(pl.col(f"{of}_ns") // calls).alias(f"{of}_mean_ns") for of in _CLOCKS]
     extremes = [
@@ -77,19 +77,19 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     keys, length = pl.Series("key", forest.nodes.keys, pl.Int64), (pl.col("end") - pl.col("start")).alias("host_ns")
     crossing = forest.crossing.select(length, gpu_ns=attribution.crossing_gpu_ns)
     crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
-    parts = [_of_calls(crossing.with_columns(crossing_key))]
-    for part in tree.iter_slices(_SLICE):
-        outer = tree["path"].gather(column_ops.known(part["parent"]))
-        calls = part.filter((part["path"] != column_ops.NONE) & part["path"].ne_missing(outer))
-        parts.append(_of_calls(calls.select(length, "gpu_ns", keys.gather(calls["path"]))))
+    extremes = [_call_extremes(crossing.with_columns(crossing_key))]
+    for block in tree.iter_slices(_SLICE):
+        outer = tree["path"].gather(column_ops.known(block["parent"]))
+        calls = block.filter((block["path"] != column_ops.NONE) & block["path"].ne_missing(outer))
+        extremes.append(_call_extremes(calls.select(length, "gpu_ns", keys.gather(calls["path"]))))
     merged = (getattr(pl.col(f"{of}_{what}_ns"), what)() for of in _CLOCKS for what in _EXTREMES)
-    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(merged)
+    rows = pl.concat(extremes).drop_nulls("key").group_by("key").agg(merged)
     if not known(attribution.meta):
         rows = rows.with_columns(pl.lit(None, pl.Int64).alias(f"host_{what}_ns") for what in _EXTREMES)
     return forest.layers()[rows["key"]].hstack(rows.drop("key"))
 
 
-def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
+def _call_extremes(calls: pl.DataFrame) -> pl.DataFrame:
     """The extremes of some calls by key; the table has key, host_ns and gpu_ns."""
     times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in _EXTREMES}
     return calls.group_by("key").agg(**times)

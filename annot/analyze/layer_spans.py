@@ -69,7 +69,7 @@ def spans(attribution: Attribution) -> Spans:
     """
     tracks = Tracks(attribution.meta)
     work = activities(attribution, _WORK).drop_nulls("start").with_columns(pl.col(_PLACES).cast(pl.Int64))
-    rows = _of_activities(attribution, work, tracks) if work.height else _of_ranges(attribution, tracks)
+    rows = _activity_spans(attribution, work, tracks) if work.height else _range_spans(attribution, tracks)
     named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
     named = named.join(_facts(attribution), on=list(KEY), how="left", maintain_order="left")
     named = named.with_columns(pl.coalesce("shapes", "only_shapes").alias("shapes"))
@@ -86,7 +86,7 @@ _SPAN: Final = {
 }  # fmt: skip
 
 
-def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
+def _activity_spans(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
     """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
     work = work.rename({"gpu_ns": "length"}).sort("start", maintain_order=True)
     nodes, calls = _nodes_and_calls(attribution)
@@ -96,21 +96,21 @@ def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks)
         time_ns="length", kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], node),
         call=_gather(calls["call"], work["range"]),
     ).sort("track", "start", maintain_order=True)  # fmt: skip
-    found = [pl.DataFrame(schema=_SPAN)]
+    levels = [pl.DataFrame(schema=_SPAN)]
     deepest = rows["depth"].max()
     for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
         # Activities of a CUDA graph, for example, are launched in a call of another layer.
         own = (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False)
         rows = _merged(rows.with_columns(own.alias("own")))
         here = pl.col("depth") == depth
-        found.append(rows.filter(here).select(*_SPAN))
+        levels.append(rows.filter(here).select(*_SPAN))
         outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
         rows = rows.with_columns(
             node=pl.when(here).then(outer["node"]).otherwise("node"),
             call=pl.when(here & pl.col("own")).then(outer["call"]).otherwise("call"),
             depth=pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32),
         )
-    return pl.concat(found)
+    return pl.concat(levels)
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
@@ -118,16 +118,17 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     same = pl.struct("track", "node", "call")
     groups = rows.group_by(same.rle_id().alias("run"), maintain_order=True)
     return groups.agg(
-        pl.col("track", "node", "call", "own", "depth", "start").first(), pl.col("end").max(),
+        pl.col("track", "node", "call", "own", "depth", "start").first(),
+        pl.col("end").max(),
         pl.col("time_ns", "kernels").sum(),
-    ).drop("run")  # fmt: skip
+    ).drop("run")
 
 
-def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
+def _range_spans(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     """The outermost range of each call, on the track of its thread or process; empty if CPU times are unknown."""
     path = attribution.forest.tree["path"]
     nodes, calls = _nodes_and_calls(attribution)
-    found = [pl.DataFrame(schema=_SPAN)]
+    tables = [pl.DataFrame(schema=_SPAN)]
     for kind, block in range_blocks(attribution):
         if kind == "crossing":
             continue
@@ -138,8 +139,8 @@ def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
         )  # fmt: skip
         outermost = calls["call"].gather(rows["call"]) == rows["call"]
         rows = rows.filter(outermost & (node != NONE))
-        found.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))
-    return pl.concat(found)
+        tables.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))
+    return pl.concat(tables)
 
 
 def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:

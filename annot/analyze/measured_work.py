@@ -54,10 +54,10 @@ def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
     instructions to move data), tensor_flops, tensor_instructions (warp instructions): Int64, a row per kernel with any
     of these counters, in order; null: not counted.
     """
-    known = metrics.select("name", "unit").unique(maintain_order=True).iter_rows()
-    found = [(name, unit, *counter) for name, unit in known if (counter := _counter(name, unit)) is not None]
+    names = metrics.select("name", "unit").unique(maintain_order=True).iter_rows()
+    counters = [(name, unit, *counter) for name, unit in names if (counter := _counter(name, unit)) is not None]
     schema = dict.fromkeys(("name", "unit", "column"), pl.String) | {"weight": pl.Float64, "what": pl.String}
-    table = pl.DataFrame(found, schema=schema, orient="row")
+    table = pl.DataFrame(counters, schema=schema, orient="row")
     # sm__ and smsp__ count the same instructions: keep one
     table = table.unique(["what", "unit"], keep="first", maintain_order=True)
     rows = metrics.join(table, on=["name", "unit"], nulls_equal=True)
@@ -92,10 +92,10 @@ def layer_flops(attribution: Attribution, profile: Profile) -> pl.DataFrame:
     groups = counted.partition_by(KEY, as_dict=True)
     texts = by_text(attribution)
     layers = with_work(by_layer(attribution), attribution).select(*KEY, "flops")
-    found = [
+    rows = [
         _row(layer, groups[layer[:3]], texts.get(layer[:3], [])) for layer in layers.iter_rows() if layer[:3] in groups
     ]
-    return pl.DataFrame(found, schema=_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
 def with_measured(rows: pl.DataFrame, attribution: Attribution, profile: Profile) -> pl.DataFrame:
@@ -123,7 +123,7 @@ def _row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) ->
     columns = ("flops", "tensor_flops", *(("half_flops",) if half else ()))
     measured = sum(int(kernels[name].sum()) for name in columns)
     ratio = measured / expected if expected else None
-    costs = [known for tag in calls if (known := cost(tag)) is not None]
+    costs = [work for tag in calls if (work := cost(tag)) is not None]
     explanation = explain(ratio, kernels, costs) if ratio is not None else ""
     return *key, kernels.height, expected, measured, ratio, explanation
 
@@ -134,17 +134,17 @@ def explain(ratio: float, kernels: pl.DataFrame, costs: Iterable[Cost] = ()) -> 
     The kernels of a layer have name, half_flops, tensor_flops, tensor_instructions. The GEMM sizes in the costs of its
     calls show whether tiles are partly empty.
     """
-    found = []
+    reasons = []
     names = kernels["name"].to_list()
     if any(map(_WINOGRAD.search, names)):
-        found.append("Winograd convolution: fewer multiplications than the definition")
+        reasons.append("Winograd convolution: fewer multiplications than the definition")
     if any(map(_FFT.search, names)):
-        found.append("FFT convolution: multiplies transforms instead of applying the definition")
+        reasons.append("FFT convolution: multiplies transforms instead of applying the definition")
     if uncounted := _uncounted_gemms(kernels):
-        found.append(uncounted)
-    if not found and ratio > 1 + _NEAR:
-        found += _padding(names, costs)
-    return "; ".join(found)
+        reasons.append(uncounted)
+    if not reasons and ratio > 1 + _NEAR:
+        reasons += _padding(names, costs)
+    return "; ".join(reasons)
 
 
 def _uncounted_gemms(kernels: pl.DataFrame) -> str:
@@ -162,11 +162,11 @@ def _uncounted_gemms(kernels: pl.DataFrame) -> str:
 def _padding(names: Sequence[str], costs: Iterable[Cost]) -> list[str]:
     """Return the tile sizes that are partly empty, with the ratio of padded to expected FLOPs."""
     sizes = sorted({tile for name in names for tile in tiles(name)})
-    known = [one for one in costs if one.gemms]
-    whole = sum(2 * batch * rows * columns * depth for one in known for batch, rows, columns, depth in one.gemms)
+    with_gemms = [work for work in costs if work.gemms]
+    whole = sum(2 * batch * rows * columns * depth for work in with_gemms for batch, rows, columns, depth in work.gemms)
     if not sizes or not whole:
         return []
-    ratios = [sum(map(padded, (one.gemms for one in known), [tile] * len(known))) / whole for tile in sizes]
+    ratios = [sum(map(padded, (work.gemms for work in with_gemms), [tile] * len(with_gemms))) / whole for tile in sizes]
     listed = ", ".join(
         f"{tile[0]}x{tile[1]} (x{ratio:.3f})" for tile, ratio in zip(sizes, ratios, strict=True) if ratio > 1
     )
@@ -175,8 +175,8 @@ def _padding(names: Sequence[str], costs: Iterable[Cost]) -> list[str]:
 
 def tiles(name: str) -> list[tuple[int, int]]:
     """Return the output tile sizes in the name of a GEMM kernel, such as ``ampere_sgemm_128x64_tn``."""
-    found = _TILE.search(name) if "gemm" in name or "cudnn" in name or "cutlass" in name else None
-    return [(int(found[1]), int(found[2]))] if found else []
+    match = _TILE.search(name) if "gemm" in name or "cudnn" in name or "cutlass" in name else None
+    return [(int(match[1]), int(match[2]))] if match else []
 
 
 def padded(gemms: Sequence[tuple[int, int, int, int]], tile: tuple[int, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 import polars as pl
@@ -68,11 +68,12 @@ def message_of(text: str) -> Message | None:
 
 def _bytes(tagged: tag.Tag) -> int | None:
     """The size of all tensors; None if a tensor, a size or a dtype is unknown."""
-    shapes = [[size for size in one.shape if size is not None] for one in tagged.tensors]
-    if tagged.omitted or not shapes or any(None in one.shape for one in tagged.tensors):
+    tensors = tagged.tensors
+    shapes = [[size for size in tensor.shape if size is not None] for tensor in tensors]
+    if tagged.omitted or not shapes or any(None in tensor.shape for tensor in tensors):
         return None
     try:
-        return sum(math.prod(shape) * item_size(one.dtype) for shape, one in zip(shapes, tagged.tensors, strict=True))
+        return sum(math.prod(shape) * item_size(tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True))
     except UncountableError:
         return None
 
@@ -91,11 +92,11 @@ def bus_factor(operation: str, ranks: int | None) -> float | None:
     """
     if ranks is None or ranks < 2:
         return None
-    part = (ranks - 1) / ranks
+    factor = (ranks - 1) / ranks
     if operation.startswith("all_reduce"):
-        return 2 * part
+        return 2 * factor
     if operation.startswith(_SPREAD):
-        return part
+        return factor
     return 1.0 if operation.startswith(("broadcast", "reduce", "send", "recv")) else None
 
 
@@ -106,12 +107,12 @@ def messages(texts: pl.Series, labels: pl.Series) -> pl.DataFrame:
         texts: the text of each label, or of its call.
         labels: the label of each collective, a row in `texts` or null.
     """
-    known = labels.drop_nulls().unique()
-    found = [(label, message_of(text)) for label, text in zip(known, texts.gather(known), strict=True)]
+    distinct = labels.drop_nulls().unique()
+    parsed = [(label, message_of(text)) for label, text in zip(distinct, texts.gather(distinct), strict=True)]
     rows = [
-        (label, one.operation, one.group, one.ranks, one.bytes, bus_factor(one.operation, one.ranks))
-        for label, one in found
-        if one is not None
+        (label, *astuple(message), bus_factor(message.operation, message.ranks))
+        for label, message in parsed
+        if message is not None
     ]
     table = pl.DataFrame(rows, schema={"label": labels.dtype, **_MESSAGE}, orient="row")
     return labels.to_frame("label").join(table, on="label", how="left", maintain_order="left").drop("label")
@@ -124,5 +125,5 @@ def operations(names: pl.Series) -> pl.Series:
         >>> operations(pl.Series(["ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "rcclGenericKernel"])).to_list()
         ['all_reduce', 'collective']
     """
-    found = names.cast(pl.String).str.extract(_KERNEL).str.to_lowercase().str.replace_all("_", "")
-    return found.replace(_NAMES).fill_null(UNNAMED)
+    words = names.cast(pl.String).str.extract(_KERNEL).str.to_lowercase().str.replace_all("_", "")
+    return words.replace(_NAMES).fill_null(UNNAMED)

@@ -63,8 +63,9 @@ def operator_table(attribution: Attribution) -> OperatorTable:
     outside_ns = attribution.nodes["host_self_ns"][attribution.attributor.outside] or 0
     lost = pl.DataFrame(
         [(column_ops.NONE, UNATTRIBUTED, outside_ns), (column_ops.NONE, "other", 0)],
-        schema={"label": pl.Int32, "phase": pl.String, "host_self_ns": sums.schema["host_self_ns"]}, orient="row",
-    )  # fmt: skip
+        schema={"label": pl.Int32, "phase": pl.String, "host_self_ns": sums.schema["host_self_ns"]},
+        orient="row",
+    )
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
@@ -78,8 +79,8 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
     """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
     tree, labels = forest.tree, forest.labels
     is_operator = labels["role"].is_in(_ROLES)
-    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
-    top = column_ops.outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
+    has_work = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
+    top = column_ops.outermost(tree["parent"], column_ops.inside(has_work, tree["parent"]))
     # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
     phases = phases_of_nodes(forest)
     names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
@@ -87,14 +88,14 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
     ranges = pl.DataFrame({"top": top, "calls": first, "host_self_ns": self_times(forest)})
     del top, first  # may have millions of rows
-    keys, groups, parts = Numbers(), [pl.Series("group", dtype=pl.Int32)], list[pl.DataFrame]()
-    for part in ranges.iter_slices(_SLICE):
-        label, path = (tree[name].gather(part["top"]) for name in ("label", "path"))
+    keys, groups, tables = Numbers(), [pl.Series("group", dtype=pl.Int32)], list[pl.DataFrame]()
+    for block in ranges.iter_slices(_SLICE):
+        label, path = (tree[name].gather(block["top"]) for name in ("label", "path"))
         label = pl.select(pl.when(is_operator.gather(label)).then(label).otherwise(column_ops.NONE)).to_series()
         phase = number.gather(column_ops.known(path)).fill_null(other)
         groups.append(keys.of((label.cast(pl.Int64) + 1) * len(names) + phase).alias("group"))
-        parts.append(part.select("calls", "host_self_ns", groups[-1]).group_by("group").agg(pl.all().sum()))
-    sums = pl.concat(parts or [ranges.select("calls", "host_self_ns", group="top")])
+        tables.append(block.select("calls", "host_self_ns", groups[-1]).group_by("group").agg(pl.all().sum()))
+    sums = pl.concat(tables or [ranges.select("calls", "host_self_ns", group="top")])
     sums = sums.group_by("group").agg(pl.all().sum()).sort("group")
     label = (keys.known // len(names) - 1).cast(pl.Int32).alias("label")
     phase = names.gather(keys.known % len(names)).alias("phase")
@@ -135,14 +136,14 @@ _MOST: Final = 2**63 - 1
 def _kernels(attribution: Attribution, groups: pl.Series, outside: dict[str, int]) -> pl.DataFrame:
     reasons = attribution.attributor.reasons
     schema = {"group": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64}
-    parts = [pl.DataFrame(schema=schema)]
+    tables = [pl.DataFrame(schema=schema)]
     for block in () if attribution.source is None else attributed_blocks(attribution):
         without = pl.when(block["node"].is_in(reasons)).then(outside[UNATTRIBUTED]).otherwise(outside["other"])
         group = pl.coalesce(groups.gather(column_ops.known(block["range"])), without).cast(pl.Int32)
         rows = block.select("name", "kernel", "gpu_ns", group=group).group_by("group", "name", "kernel")
         sums = rows.agg(calls=pl.len().cast(pl.Int64), gpu_ns=pl.col("gpu_ns").sum())
-        parts.append(sums.select(pl.col(name).cast(of) for name, of in schema.items()))
-    return pl.concat(parts).group_by("group", "name", "kernel").agg(pl.all().sum())
+        tables.append(sums.select(pl.col(name).cast(of) for name, of in schema.items()))
+    return pl.concat(tables).group_by("group", "name", "kernel").agg(pl.all().sum())
 
 
 def by_op_work(attribution: Attribution) -> pl.DataFrame:
@@ -152,7 +153,7 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
         op, inputs, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
         flops_per_s, kernels, copies; see `OperatorTable`.
     """
-    rows = _with_times(attribution)
+    rows = _timed_operators(attribution)
     time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
     return rows.select(
@@ -168,7 +169,7 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
         op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
-    rows, unknown = _with_times(attribution), pl.lit(None, pl.Int64)
+    rows, unknown = _timed_operators(attribution), pl.lit(None, pl.Int64)
     time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
     rows = rows.with_columns(time_ns=time, gpu_idle_ns=unknown, gpu_launch_ns=unknown)
     rows = under_roof(rows, peaks or default_peaks(attribution))
@@ -179,13 +180,14 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
     )  # fmt: skip
 
 
-def _with_times(attribution: Attribution) -> pl.DataFrame:
+def _timed_operators(attribution: Attribution) -> pl.DataFrame:
     """The rows of `OperatorTable` by `_KEYS` with GPU times, bytes and precision."""
     table = operator_table(attribution)
     kernels = table.kernels.group_by("group").agg(
-        gpu_self_ns=pl.col("gpu_ns").sum(), kernels=pl.col("calls").filter("kernel").sum(),
+        gpu_self_ns=pl.col("gpu_ns").sum(),
+        kernels=pl.col("calls").filter("kernel").sum(),
         copies=pl.col("calls").filter(~pl.col("kernel")).sum(),
-    )  # fmt: skip
+    )
     matrix = with_classes(table.kernels.filter("kernel")).filter(pl.col("kind").is_in(MATRIX))
     longest = matrix.sort("gpu_ns", "name", descending=[True, False]).group_by("group").agg(pl.col("name").first())
     rows = table.rows.join(kernels, on="group", how="left").join(longest, on="group", how="left")
@@ -194,9 +196,11 @@ def _with_times(attribution: Attribution) -> pl.DataFrame:
     rows = rows.with_columns(pl.Series("precision", precision, pl.String))
     worked = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in _WORK]
     counts = pl.col("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies").sum()
-    rows = rows.sort("gpu_self_ns", descending=True).group_by(_KEYS, maintain_order=True).agg(
-        counts, *worked, pl.col("precision").first()
-    )  # fmt: skip
+    rows = (
+        rows.sort("gpu_self_ns", descending=True)
+        .group_by(_KEYS, maintain_order=True)
+        .agg(counts, *worked, pl.col("precision").first())
+    )
     rows = rows.with_columns(bytes=pl.col("bytes_read") + pl.col("bytes_written"))
     rows = rows.filter(pl.any_horizontal(pl.col("calls", "kernels", "copies", "host_self_ns") > 0))
     last = pl.col("op").replace_strict({NO_OPERATION: 1, UNATTRIBUTED: 2}, default=0)

@@ -24,8 +24,8 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[
     """
     whole = free = merged(window)
     rows = []
-    for name, part in going_on.items():
-        spans = merged(part() if callable(part) else part)
+    for name, intervals in going_on.items():
+        spans = merged(intervals() if callable(intervals) else intervals)
         exclusive = _shared(spans, free)
         rows.append((name, exclusive, _shared(spans, whole) - exclusive))
         free = without(free, spans)
@@ -79,30 +79,30 @@ def exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
 def cut(spans: pl.DataFrame, at: pl.Series) -> pl.DataFrame:
     """Split spans, a result of `merged`, at times (ns, Int64)."""
     start = pl.concat([spans["start"], spans["end"], at]).unique().sort().alias("start")
-    parts = pl.DataFrame({"start": start, "end": start.shift(-1)}).drop_nulls()
-    return parts.filter(within(parts["end"], spans) > within(parts["start"], spans))
+    segments = pl.DataFrame({"start": start, "end": start.shift(-1)}).drop_nulls()
+    return segments.filter(within(segments["end"], spans) > within(segments["start"], spans))
 
 
 def without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     """Return the parts of spans outside holes; arguments and result are in the form of `merged`."""
     if holes.is_empty():
         return spans
-    parts = [spans.clear()]
-    for part in spans.iter_slices(_SLICE):
-        first = holes["end"].search_sorted(part["start"][0], "right")
-        last = holes["start"].search_sorted(part["end"][-1], "left")
+    outside = [spans.clear()]
+    for block in spans.iter_slices(_SLICE):
+        first = holes["end"].search_sorted(block["start"][0], "right")
+        last = holes["start"].search_sorted(block["end"][-1], "left")
         near = holes.slice(first, max(last - first, 0))
-        sides = ((part, "start", 1), (part, "end", -1), (near, "start", 2), (near, "end", -2))
+        sides = ((block, "start", 1), (block, "end", -1), (near, "start", 2), (near, "end", -2))
         edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(step, pl.Int8)) for side, name, step in sides])
         edges = edges.sort("time").select(pl.col("open").cum_sum(), start="time", end=pl.col("time").shift(-1))
-        parts.append(edges.filter((pl.col("open") == 1) & (pl.col("end") > pl.col("start"))).drop("open"))
-    return pl.concat(parts, rechunk=True)
+        outside.append(edges.filter((pl.col("open") == 1) & (pl.col("end") > pl.col("start"))).drop("open"))
+    return pl.concat(outside, rechunk=True)
 
 
-def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
+def _shared(spans: pl.DataFrame, other: pl.DataFrame) -> int:
     """Length of the overlap of two results of `merged`."""
-    fewer, more = sorted((one, other), key=len)
+    fewer, more = sorted((spans, other), key=len)
     if fewer.is_empty():
         return 0
-    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
+    before = ((within(block["start"], more), within(block["end"], more)) for block in fewer.iter_slices(_SLICE))
     return sum(int((until - since).sum()) for since, until in before)

@@ -52,7 +52,7 @@ def default_peaks(attribution: Attribution) -> Peaks:
 def _given(given: Peaks, device: str, sheet: Peaks | None) -> Peaks:
     """Return peaks that the user gives; the source names the device of the profile if it is another one."""
     if given.device.casefold() == device.casefold():
-        return _with_rest(given, sheet)
+        return _add_rest(given, sheet)
     return replace(given, source=f"{given.source}; the profile is of {device}") if device else given
 
 
@@ -64,11 +64,11 @@ def _peaks_of_gpu(name: str, sheet: Peaks | None) -> Peaks:
         else "The profile does not name its GPU. Use --peaks FILE."
     )
     if stored.peaks is not None:
-        return _with_rest(stored.peaks, sheet)
-    return _with_damage(sheet or unknown_peaks(unknown, name), stored.damaged)
+        return _add_rest(stored.peaks, sheet)
+    return _note_damage(sheet or unknown_peaks(unknown, name), stored.damaged)
 
 
-def _with_rest(measured: Peaks, sheet: Peaks | None) -> Peaks:
+def _add_rest(measured: Peaks, sheet: Peaks | None) -> Peaks:
     """Add the precisions of the data sheet that were not measured."""
     rest = {key: flops for key, flops in (sheet.flops if sheet else {}).items() if key not in measured.flops}
     if sheet is None or not rest:
@@ -82,10 +82,10 @@ def _peaks_of_cpu(name: str, threads: int | None) -> Peaks:
         return unknown_peaks("The profile does not name its CPU. Use --peaks FILE.")
     stored, count = stored_calibration(name, threads), f" --threads {threads}" if threads else ""
     unknown = f"Run `annot calibrate --device cpu{count}` on this CPU, or use --peaks FILE."
-    return stored.peaks or _with_damage(unknown_peaks(unknown, device_text(name, threads)), stored.damaged)
+    return stored.peaks or _note_damage(unknown_peaks(unknown, device_text(name, threads)), stored.damaged)
 
 
-def _with_damage(peaks: Peaks, damaged: Sequence[str]) -> Peaks:
+def _note_damage(peaks: Peaks, damaged: Sequence[str]) -> Peaks:
     return replace(peaks, source="; ".join((peaks.source, *damaged))) if damaged else peaks
 
 

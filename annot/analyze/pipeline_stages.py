@@ -51,12 +51,14 @@ def by_stage(attribution: Attribution) -> pl.DataFrame:
     work = _activities(attribution, actions)
     times = [pl.DataFrame(schema={"row": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)})]
     for own in actions.partition_by("process"):
-        parts = work.join(own, on="row", how="semi", maintain_order="left")
-        times.append(_times(parts, device=True) if parts.height else _times(_on_host(attribution, own), device=False))
+        ran = work.join(own, on="row", how="semi", maintain_order="left")
+        times.append(_times(ran, device=True) if ran.height else _times(_host_actions(attribution, own), device=False))
     sums = pl.concat(times, how="diagonal").group_by("row").agg(pl.col(_TIMES).sum())
-    rows = actions.join(sums, on="row", how="left", maintain_order="left").group_by(
-        "process", "action", "phase", "stage", "microbatch", maintain_order=True
-    ).agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))  # fmt: skip
+    rows = (
+        actions.join(sums, on="row", how="left", maintain_order="left")
+        .group_by("process", "action", "phase", "stage", "microbatch", maintain_order=True)
+        .agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))
+    )
     rows = rows.with_columns(time_ns=pl.col("busy_ns") + pl.col("bubble_ns"))
     whole = pl.col("time_ns").sum().over("process")
     share = pl.when(whole > 0).then(pl.col("bubble_ns") / whole).alias("bubble_share")
@@ -97,9 +99,9 @@ def _named(texts: pl.Series) -> pl.DataFrame:
 
 def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
     """The GPU activities launched in actions (`_PART`)."""
-    found = [pl.DataFrame(schema=_PART)]
+    tables = [pl.DataFrame(schema=_PART)]
     if attribution.source is None or actions.is_empty():
-        return found[0]
+        return tables[0]
     calls, sends = calls_of(attribution), pl.col("name").cast(pl.String).str.contains(r"(?i)nccl\w*(?:send|recv)")
     for block in attribution.source.work_blocks():
         if not {"process", "correlation"} <= {*block.columns}:
@@ -111,11 +113,11 @@ def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame
         placed = rows.join_asof(
             running, left_on="launched", right_on="since", by="process", strategy="backward", check_sortedness=False
         ).filter(pl.col("launched") < pl.col("until"))
-        found.append(placed.with_columns(pl.col("transfer") | pl.col("sends")).select(list(_PART)))
-    return pl.concat(found)
+        tables.append(placed.with_columns(pl.col("transfer") | pl.col("sends")).select(list(_PART)))
+    return pl.concat(tables)
 
 
-def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
+def _host_actions(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
     """The ranges of actions, and send and receive inside them (`_PART`).
 
     PyTorch's range of a transfer can last from its start in one action to the end of the wait for it in another one. It
@@ -133,16 +135,16 @@ def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([actions.select(list(_PART)), waits.select(list(_PART))])
 
 
-def _times(parts: pl.DataFrame, *, device: bool) -> pl.DataFrame:
+def _times(activities: pl.DataFrame, *, device: bool) -> pl.DataFrame:
     """Row and `_TIMES` of the actions of a process; an action has several rows. On the host, transfers are not busy."""
-    window = merged(parts.group_by("pass").agg(pl.col("start").min(), pl.col("end").max()))
-    busy = exclusive(parts.filter(~pl.col("transfer")), window).filter(pl.col("until") > pl.col("begin"))
+    window = merged(activities.group_by("pass").agg(pl.col("start").min(), pl.col("end").max()))
+    busy = exclusive(activities.filter(~pl.col("transfer")), window).filter(pl.col("until") > pl.col("begin"))
     busy = busy.select("row", start="begin", end="until")
-    transfers = exclusive(parts.filter("transfer"), window)
+    transfers = exclusive(activities.filter("transfer"), window)
     if not device:
         free = without(merged(busy), merged(transfers))
         busy = cut(free, busy["start"]).join_asof(busy.select("row", "start"), on="start")
-    ends = pl.concat([busy.select("row", end="start"), parts.select("row", "end")])
+    ends = pl.concat([busy.select("row", end="start"), activities.select("row", "end")])
     gaps = without(window, merged(busy)).join(ends.unique("end", keep="first", maintain_order=True), on="end")
     ns = pl.col("end") - pl.col("start")
     sent = transfers.select("row", transfer_ns="wall_ns")

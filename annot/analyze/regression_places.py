@@ -76,25 +76,25 @@ class Nesting:
 
     def inside(self, rows: Collection[int]) -> set[int]:
         """Return the rows with a node inside one of these rows."""
-        found: set[int] = set()
+        inner_rows: set[int] = set()
         for tree in self.trees:
             within: list[bool] = []
             for row, parent in zip(tree.rows, tree.parents, strict=True):
                 within.append(parent != NONE and (within[parent] or tree.rows[parent] in rows))
                 if within[-1]:
-                    found.add(row)
-        return found
+                    inner_rows.add(row)
+        return inner_rows
 
     def outermost(self) -> set[int]:
         """Return the rows with a node inside no other row."""
-        found: set[int] = set()
+        outer_rows: set[int] = set()
         for tree in self.trees:
             within: list[bool] = []
             for row, parent in zip(tree.rows, tree.parents, strict=True):
                 inside = parent != NONE and within[parent]
                 within.append(inside or row != NONE)
-                found |= set() if inside or row == NONE else {row}
-        return found
+                outer_rows |= set() if inside or row == NONE else {row}
+        return outer_rows
 
     def _innermost_first(self) -> list[int]:
         """The rows, each after the rows inside it. Layers inside each other have any order."""
@@ -113,15 +113,15 @@ class Nesting:
                 order.append(row)
             elif row not in entered:
                 entered.add(row)
-                stack += [(row, False), *((one, True) for one in sorted(inside[row]))]
+                stack += [(row, False), *((inner, True) for inner in sorted(inside[row]))]
         return order[:-1]
 
 
 def _nodes_by_row(tree: Tree) -> defaultdict[int, list[int]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    nodes: defaultdict[int, list[int]] = defaultdict(list)
     for node, row in enumerate(tree.rows):
-        found[row].append(node)
-    return found
+        nodes[row].append(node)
+    return nodes
 
 
 def _above(tree: Tree, node: int, done: Collection[int]) -> int:

@@ -57,4 +57,4 @@ def around_others(layers: pl.Series) -> pl.Series:
 def _common(layers: list[str]) -> str:
     """The path of layers that differ in indices of blocks, with ``*`` for these."""
     columns = zip(*(_SEPARATOR.split(layer) for layer in layers), strict=True)
-    return "".join(one[0] if len(set(one)) == 1 else _LAST.sub("*", one[0]) for one in columns)
+    return "".join(column[0] if len(set(column)) == 1 else _LAST.sub("*", column[0]) for column in columns)

@@ -73,8 +73,8 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
     if on_device:
         computing = computing.join(rows.filter(pl.col("gpu_ns") == pl.col("gpu_self_ns")), on=list(KEY), how="semi")
     counted = computing.select(*KEY, "flops", _BYTES.alias("bytes"))
-    for part in (counted, _precisions(attribution, rows)):
-        rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
+    for table in (counted, _precisions(attribution, rows)):
+        rows = rows.join(table, on=list(KEY), how="left", maintain_order="left")
     idle = device_idle(attribution) if on_device else None
     if idle is None:
         rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64), gpu_launch_ns=pl.lit(None, pl.Int64))
@@ -109,10 +109,10 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     ]
     unknown = pl.lit(None, pl.Int64)
     rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=unknown, gpu_launch_ns=unknown)
-    found = under_roof(rows, peaks).select("name", "calls", *_COLUMNS)
+    roofline = under_roof(rows, peaks).select("name", "calls", *_COLUMNS)
     from annot.analyze.kernel_short_names import with_short_names
 
-    return with_short_names(found.sort("time_ns", "name", descending=[True, False]), attribution)
+    return with_short_names(roofline.sort("time_ns", "name", descending=[True, False]), attribution)
 
 
 def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
@@ -128,9 +128,11 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
     intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
     rows = rows.with_columns(
-        pl.Series("roof", roofs, pl.Float64), intensity.alias("intensity"),
-        (pl.col("flops") / seconds).alias("flops_per_s"), (pl.col("bytes") / seconds).alias("bytes_per_s"),
-    )  # fmt: skip
+        pl.Series("roof", roofs, pl.Float64),
+        intensity.alias("intensity"),
+        (pl.col("flops") / seconds).alias("flops_per_s"),
+        (pl.col("bytes") / seconds).alias("bytes_per_s"),
+    )
     by_memory = pl.col("intensity") * bandwidth <= pl.col("roof")
     by_memory |= (pl.col("intensity") == 0) & bandwidth.is_not_null()  # whatever the precision
     share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))
@@ -147,23 +149,23 @@ def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
     gemms, casts = _longest(attribution, MATRIX), _autocast(attribution)
     longest = _longest(attribution, ())  # fallback for layers with unknown input dtypes
-    found: list[tuple[str | None, ...]] = []
+    precisions: list[tuple[str | None, ...]] = []
     for key in rows.select(KEY).rows():
         dtype = casts.get(key[:2]) or _dtype(shapes.get(key[:2], []))
         kernel = gemms.get(key) or ("" if dtype else longest.get(key, ""))
-        found.append((*key, _precision(kernel, dtype or ("f32" if _SINGLE.search(kernel) else None))))
-    return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
+        precisions.append((*key, _precision(kernel, dtype or ("f32" if _SINGLE.search(kernel) else None))))
+    return pl.DataFrame(precisions, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
 
 
 def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
     """The autocast dtype of layers that multiply matrices. Autocast does not cast float64 inputs."""
-    found: dict[tuple[str, str], str] = {}
+    casts: dict[tuple[str, str], str] = {}
     for (layer, module, _), tags in by_text(attribution).items():
         for tag in tags if multiplies(module) else ():
             cast = dict(tag.arguments).get("autocast")
             if isinstance(cast, str) and tag.tensors and tag.tensors[0].dtype in _CAST:
-                found.setdefault((layer, module), cast)
-    return found
+                casts.setdefault((layer, module), cast)
+    return casts
 
 
 def precision_of(kernel: str | None, shapes: str | None) -> str | None:
@@ -181,15 +183,15 @@ def precision_of(kernel: str | None, shapes: str | None) -> str | None:
 
 def _precision(kernel: str, dtype: str | None) -> str | None:
     """The precision in the name of a kernel, else the dtype of the inputs."""
-    known = classify(kernel)
-    if known.kind in MATRIX and known.tensor_cores is None:
+    kernel_class = classify(kernel)
+    if kernel_class.kind in MATRIX and kernel_class.tensor_cores is None:
         return None
     match = _IN_NAME.search(kernel)
     precision = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
-    if not known.tensor_cores or precision is None:
+    if not kernel_class.tensor_cores or precision is None:
         return precision
     # Matrix Cores of AMD multiply float32 without rounding to TF32.
-    rounded = precision == "f32" and known.library not in _FROM_AMD
+    rounded = precision == "f32" and kernel_class.library not in _FROM_AMD
     return f"{'tf32' if rounded else precision} tensor"
 
 
@@ -201,9 +203,9 @@ def _dtype(shapes: list[str]) -> str | None:
 def _longest(attribution: Attribution, kinds: Sequence[str]) -> dict[tuple[str, str, str], str]:
     """The longest kernel of the given kinds, or of any kind if empty, that each layer itself launches."""
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: dict[tuple[str, str, str], str] = {}
+    kernels: dict[tuple[str, str, str], str] = {}
     longest = attribution.names.filter("kernel").sort("gpu_ns", descending=True).select("node", "name")
     for node, name in longest.iter_rows():
         if not kinds or classify(name).kind in kinds:
-            found.setdefault(names[keys[node]], name)
-    return found
+            kernels.setdefault(names[keys[node]], name)
+    return kernels

@@ -56,8 +56,8 @@ class Peaks:
         if "any" in self.flops:
             return self.flops["any"]
         key = precision + (_TENSOR if tensor_cores else "")
-        found = (self.flops[name] for name in _NEAREST.get(key, (key,)) if name in self.flops)
-        return next(found, self.flops.get(precision) if tensor_cores else None)
+        rates = (self.flops[name] for name in _NEAREST.get(key, (key,)) if name in self.flops)
+        return next(rates, self.flops.get(precision) if tensor_cores else None)
 
     def as_meta(self) -> dict[str, Any]:
         """Return the peaks for a report: device, source, flops by precision, bandwidth."""
@@ -143,11 +143,13 @@ def device_of_counters(metrics: pl.DataFrame) -> dict[str, Any] | None:
         return None
     width, clock = attributes.get("global_memory_bus_width", 0), attributes.get("memory_clock_rate", 0)
     return {
-        "name": "", "smCount": int(attributes["multiprocessor_count"]), "clockRate": attributes["clock_rate"] * 1000,
+        "name": "",
+        "smCount": int(attributes["multiprocessor_count"]),
+        "clockRate": attributes["clock_rate"] * 1000,
         "computeMajor": int(attributes["compute_capability_major"]),
         "computeMinor": int(attributes["compute_capability_minor"]),
         "memoryBandwidth": 2 * clock * 1000 * width / 8,
-    }  # fmt: skip
+    }
 
 
 _ATTRIBUTE: Final = "device__attribute_"

@@ -12,7 +12,7 @@ from annot.analyze.dlprof_reports import layers_in
 from annot.analyze.gpu_activities import KEY
 from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.repeated_layers import repeated_layers
-from annot.analyze.step_parts import WORK, parts_of
+from annot.analyze.step_parts import WORK, step_inputs
 from annot.analyze.step_time import part_names, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
@@ -58,7 +58,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
     times = step_time(attribution)
-    rows = [*_time(attribution, times), *_parts(attribution, times)]
+    rows = [*_time(attribution, times), *_phase_layers(attribution, times)]
     if attribution.names.height:
         of_gpu = (*_layers(attribution), *_host(attribution), *_kernels(attribution))
         rows += [*_gpu(attribution, times), *_steps(attribution), *of_gpu]
@@ -88,29 +88,29 @@ def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     return rows
 
 
-def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
+def _phase_layers(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     """The longest layers in each part of the steps of processes without a GPU."""
     if not (table["share"] == COMPUTED[0]).any():
         return []
-    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, parts_of(attribution))
+    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, step_inputs(attribution))
     rows = []
-    for part in COMPUTED:
-        found = repeated_layers(layers.filter(pl.col("part") == part), "ns")
-        for layer, module, ns, repeats in found.head(_LAYERS).iter_rows():
+    for phase in COMPUTED:
+        folded = repeated_layers(layers.filter(pl.col("part") == phase), "ns")
+        for layer, module, ns, repeats in folded.head(_LAYERS).iter_rows():
             repeated = repeats if repeats > 1 else None
-            rows.append(_row("parts", part, repeated, ns, wall, text=_name(part, layer, module, repeats)))
-        others = found.slice(_LAYERS)
+            rows.append(_row("parts", phase, repeated, ns, wall, text=_name(phase, layer, module, repeats)))
+        others = folded.slice(_LAYERS)
         if number := int(others["layers"].sum()):
             text = "1 other layer" if number == 1 else f"{number:,} other layers"
-            rows.append(_row("parts", part, number, int(others["ns"].sum()), wall, text=text))
+            rows.append(_row("parts", phase, number, int(others["ns"].sum()), wall, text=text))
     return rows
 
 
-def _name(part: str, layer: str, module: str, repeats: int) -> str:
+def _name(phase: str, layer: str, module: str, repeats: int) -> str:
     if not layer and not module:
         return "(outside layers)"
     times = f" ×{repeats:,}" if repeats > 1 else ""
-    return named(layer or ("" if part == "optimizer" else "(model)"), module) + times
+    return named(layer or ("" if phase == "optimizer" else "(model)"), module) + times
 
 
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
@@ -150,12 +150,12 @@ def _layers(attribution: Attribution) -> list[_Row]:
     unused = pl.col("tc_eligible") & ~used & ~unknown
     others = ~pl.col("tc_eligible") & ~used
     kinds = {"all": pl.lit(True), "tc_used": used, "tc_unused": unused, "tc_unknown": unknown, "other": others}
-    found = []
+    summary = []
     for name, which in kinds.items():
-        part = rows.filter(which)
-        layers = part.select("layer", "module").n_unique() if part.height else 0
-        found.append(_row("layers", name, layers, int(part["gpu_self_ns"].sum()), whole))
-    return found
+        group = rows.filter(which)
+        layers = group.select("layer", "module").n_unique() if group.height else 0
+        summary.append(_row("layers", name, layers, int(group["gpu_self_ns"].sum()), whole))
+    return summary
 
 
 def _host(attribution: Attribution) -> list[_Row]:
@@ -171,9 +171,9 @@ def _kernels(attribution: Attribution) -> list[_Row]:
     uses, kernel = pl.col("tensor_cores").fill_null(False) & pl.col("kernel"), pl.col("kernel")
     kinds = {"all": kernel, "tensor_cores": uses, "other": kernel & ~uses, "copies": ~kernel}
     return [
-        _row("kernels", name, int(part["calls"].sum()), int(part["gpu_ns"].sum()), whole)
+        _row("kernels", name, int(group["calls"].sum()), int(group["gpu_ns"].sum()), whole)
         for name, which in kinds.items()
-        for part in [work.filter(which)]
+        for group in [work.filter(which)]
     ]
 
 
@@ -181,6 +181,6 @@ def _system(attribution: Attribution) -> list[_Row]:
     meta: dict[str, Any] = attribution.meta
     names = Counter(str(device.get("name", "unknown")) for device in meta.get("devices") or ())
     rows = [_row("system", name, None, None, text=str(meta.get(name, ""))) for name in ("format", "producer")]
-    rows += [_row("system", "software", None, None, text=" ".join(one)) for one in meta.get("software", {}).items()]
+    rows += [_row("system", "software", None, None, text=" ".join(pair)) for pair in meta.get("software", {}).items()]
     rows += [_row("system", "cpu", None, None, text=str(meta["cpu"]))] if meta.get("cpu") else []
     return rows + [_row("system", "device", count, None, text=name) for name, count in names.items()]

@@ -54,7 +54,8 @@ def program_of(attribution: Attribution) -> Program:
     nodes, meta = attribution.nodes, attribution.meta
     on_gpu = bool(nodes["gpu_self_ns"].sum() > 0)
     time = nodes["gpu_self_ns" if on_gpu else "host_self_ns"].cast(pl.Int64)
-    rows = attribution.forest.layers_of_nodes().select("layer", name=_unnumbered("layer"), ns=time)
+    name = pl.col("layer").str.replace_all(r"\d+", "#")
+    rows = attribution.forest.layers_of_nodes().select("layer", name=name, ns=time)
     layers = rows.filter(pl.col("layer") != UNATTRIBUTED)
     most = 2 * layers["ns"].sum() > rows["ns"].sum()
     kernels = attribution.names.select(name=pl.col("name").cast(pl.String), ns="gpu_ns")
@@ -90,13 +91,9 @@ def _other_program(a: Program, b: Program) -> str:
 def _shared(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     """Return the fraction of the time in names that both have, that of the profile in which it is larger."""
     return max(
-        sum(ns for name, ns in one.items() if name in other) / max(sum(one.values()), 1)
-        for one, other in ((a, b), (b, a))
+        sum(ns for name, ns in times.items() if name in other) / max(sum(times.values()), 1)
+        for times, other in ((a, b), (b, a))
     )
-
-
-def _unnumbered(column: str) -> pl.Expr:
-    return pl.col(column).str.replace_all(r"\d+", "#")
 
 
 def _times(rows: pl.DataFrame) -> dict[str, int]:

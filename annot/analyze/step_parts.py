@@ -25,13 +25,13 @@ __all__ = [
     "WORK",
     "Device",
     "Intervals",
-    "Parts",
+    "StepInputs",
     "by_device",
     "intervals_of",
     "launching",
-    "parts_of",
     "shares_of_devices",
-]  # fmt: skip
+    "step_inputs",
+]
 
 Device: TypeAlias = tuple[int | None, int | None]
 """Process and device; null if unknown."""
@@ -59,7 +59,7 @@ _NO_WORK: Final = pl.DataFrame(
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepInputs:
     """Shared input of the step analyses.
 
     work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
@@ -81,7 +81,7 @@ class Parts:
         return self.work.get(device, _NO_WORK)
 
 
-def parts_of(attribution: Attribution) -> Parts:
+def step_inputs(attribution: Attribution) -> StepInputs:
     """Return the steps of a profile with its GPU activities and ranges of threads.
 
     A step is its range plus the wait for data before it, on each device of the process. Warm-up steps are excluded. In
@@ -89,14 +89,14 @@ def parts_of(attribution: Attribution) -> Parts:
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
     """
     calls, source = calls_of(attribution), attribution.source
-    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
-    work = {key: pl.concat(found) for key, found in by_device(blocks).items()}
+    blocks = (_add_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    work = {key: pl.concat(rows) for key, rows in by_device(blocks).items()}
     host = _host_ranges(attribution)
-    return Parts(work, host, *_windows(attribution, work, host))
+    return StepInputs(work, host, *_windows(attribution, work, host))
 
 
 def _windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
-    """The times of the steps, and whether warm-up ranges are cut out of them; see `Parts`.
+    """The times of the steps, and whether warm-up ranges are cut out of them; see `StepInputs`.
 
     The device starts a step of a serving engine when it has finished the step before. In a profile of one such step the
     time from the first to the last activity counts, because the step before is not in the profile.
@@ -104,7 +104,7 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.Dat
     steps = attribution.steps
     alone = steps.kinds["kind"].count() > 0 and steps.kinds["steps"].sum() == 1
     if steps.table.is_empty() or alone or not known(attribution.meta):
-        spans, cut = _of_run(attribution, work, host)
+        spans, cut = _run_windows(attribution, work, host)
         return spans.sort("process", "device", "start"), cut
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code")
@@ -120,14 +120,14 @@ def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work
     """Extend the last step of a process to the last GPU activity: a serving engine waits for it after the range."""
     ends = [(process, device, rows["end"].max()) for (process, device), rows in work.items()]
     schema = {"process": pl.Int64, "device": pl.Int64, "last": pl.Int64}
-    found = windows.join(
+    joined = windows.join(
         pl.DataFrame(ends, schema, orient="row"), on=["process", "device"], how="left", nulls_equal=True
     ).join(spans.group_by("process").agg(final=pl.col("end").max()), on="process", how="left")
     end = pl.when(pl.col("end") == pl.col("final")).then(pl.max_horizontal("end", "last")).otherwise("end")
-    return found.with_columns(end.alias("end"))
+    return joined.with_columns(end.alias("end"))
 
 
-def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
+def _run_windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
     """From the first to the last kernel of each device; without GPU activities, from the first to the last range.
 
     Processes that only load data do not count.
@@ -137,7 +137,7 @@ def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.Data
     """
     bounds = (pl.col("start").min(), pl.col("end").max())
     if not work:
-        every = pl.concat([part.select("process", "start", "end") for part in (host["ranges"], host["data"])])
+        every = pl.concat([ranges.select("process", "start", "end") for ranges in (host["ranges"], host["data"])])
         threads = attribution.whole.threads.table
         workers = threads.join(worker_processes(attribution.whole).to_frame(), on="process_code", how="semi")
         every = every.join(workers, on="process", how="anti", nulls_equal=True)
@@ -145,17 +145,17 @@ def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.Data
     else:
         computed = {key: rows.filter(pl.col("share") != "copies") for key, rows in work.items()}
         used = computed if any(rows.height for rows in computed.values()) else work
-        found = [
+        tables = [
             rows.drop_nulls("start").select(
                 pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"), *bounds
             )
             for (process, device), rows in used.items()
             if rows["start"].count()
         ]
-        spans = pl.concat([pl.DataFrame(schema=_WINDOWS), *found])
+        spans = pl.concat([pl.DataFrame(schema=_WINDOWS), *tables])
     spans = spans.select(_WINDOW)
     warmups = _warmups(attribution)
-    outside = _without(spans, warmups) if warmups.height else spans
+    outside = _cut_out(spans, warmups) if warmups.height else spans
     whole, rest = ((times["end"] - times["start"]).sum() for times in (spans, outside))
     return (outside, rest < whole) if rest > 0 else (spans, False)
 
@@ -170,19 +170,19 @@ def _warmups(attribution: Attribution) -> pl.DataFrame:
     return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))
 
 
-def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+def _cut_out(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     """The parts of spans outside holes; holes must not overlap."""
-    found = []
+    remaining = []
     for process, device, start, end in spans.select(*_WINDOWS).iter_rows():
         free = start
         of_process = holes.filter(pl.col("process").eq_missing(pl.lit(process)))
         for begin, until in of_process.select("start", "end").iter_rows():
             if free < min(begin, end):
-                found.append((process, device, free, min(begin, end)))
+                remaining.append((process, device, free, min(begin, end)))
             free = max(free, until)
         if free < end:
-            found.append((process, device, free, end))
-    return pl.DataFrame(found, schema=_WINDOWS, orient="row")
+            remaining.append((process, device, free, end))
+    return pl.DataFrame(remaining, schema=_WINDOWS, orient="row")
 
 
 def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -198,24 +198,26 @@ def launching(work: pl.DataFrame) -> pl.DataFrame:
 
 def by_device(blocks: Iterable[pl.DataFrame]) -> dict[Device, list[pl.DataFrame]]:
     """Return rows of GPU activities by process and device, without these columns."""
-    parts: dict[Device, list[pl.DataFrame]] = defaultdict(list)
+    groups: dict[Device, list[pl.DataFrame]] = defaultdict(list)
     for block in blocks:
-        for (process, device), part in block.partition_by("process", "device", as_dict=True, include_key=False).items():
-            parts[process, device].append(part)
-    return parts
+        for (process, device), rows in block.partition_by("process", "device", as_dict=True, include_key=False).items():
+            groups[process, device].append(rows)
+    return groups
 
 
-def shares_of_devices(parts: Parts, going_on: Callable[[Parts, Device], Mapping[str, Intervals]]) -> pl.DataFrame:
+def shares_of_devices(
+    inputs: StepInputs, going_on: Callable[[StepInputs, Device], Mapping[str, Intervals]]
+) -> pl.DataFrame:
     """Partition the steps of each device: process, device, share, ns, hidden_ns, wall_ns (step time); see `shares`."""
-    found = [pl.DataFrame(schema=_SHARES)]
-    for (process, device), window in parts.windows.partition_by("process", "device", as_dict=True).items():
-        rows = shares(intervals_of(window), going_on(parts, (process, device)))
+    tables = [pl.DataFrame(schema=_SHARES)]
+    for (process, device), window in inputs.windows.partition_by("process", "device", as_dict=True).items():
+        rows = shares(intervals_of(window), going_on(inputs, (process, device)))
         where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
-        found.append(rows.select(*where, "share", "ns", "hidden_ns", wall_ns=pl.col("ns").sum()))
-    return pl.concat(found)
+        tables.append(rows.select(*where, "share", "ns", "hidden_ns", wall_ns=pl.col("ns").sum()))
+    return pl.concat(tables)
 
 
-def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
+def _add_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
     share = (
         pl.when(~pl.col("kernel")).then(pl.lit("copies"))
         .when(pl.col("kind") == "collective").then(pl.lit("collectives"))
@@ -244,23 +246,24 @@ def _host_ranges(attribution: Attribution) -> _Host:
     collective = (pl.col("phase") == "collective") | pl.col("text").str.contains(COLLECTIVE_NAME)
     others = (~data & ~forest.labels["loop"]).gather(ranges["label"])
     kinds = {
-        "data": data.gather(ranges["label"]), "ranges": others & ~_inside(others, forest),
+        "data": data.gather(ranges["label"]),
+        "ranges": others & ~_are_nested(others, forest),
         "collectives": forest.labels.select(collective).to_series().gather(ranges["label"]),
-    }  # fmt: skip
+    }
     more = {"collectives": ("node", "range", "label")}
     times = pl.col("process", "start", "end").cast(pl.Int64)
 
-    def of_kind(chosen: pl.Series) -> pl.DataFrame:
+    def select_ranges(chosen: pl.Series) -> pl.DataFrame:
         rows = chosen.arg_true().alias("range")
         return ranges[rows].with_columns(rows, forest.threads.table["process"].gather(ranges["thread"].gather(rows)))
 
     return {
-        name: of_kind(chosen).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
+        name: select_ranges(chosen).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
         for name, chosen in kinds.items()
     }
 
 
-def _inside(chosen: pl.Series, forest: Forest) -> pl.Series:
+def _are_nested(chosen: pl.Series, forest: Forest) -> pl.Series:
     """Return which ranges of a thread are inside another one that is chosen, and add nothing to the union."""
     parent = forest.tree["parent"].head(forest.thread_range_count)
     inside = column_ops.inside(chosen.head(len(parent)), parent) if len(chosen) else chosen

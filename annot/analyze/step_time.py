@@ -17,11 +17,11 @@ from annot.analyze.step_parts import (
     WORK,
     Device,
     Intervals,
-    Parts,
+    StepInputs,
     by_device,
     intervals_of,
-    parts_of,
     shares_of_devices,
+    step_inputs,
 )
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import column_ops
@@ -33,10 +33,10 @@ __all__ = ["part_names", "shares_of_steps", "step_time", "step_work"]
 
 
 @once_for_each
-def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
+def step_time(attribution: Attribution, inputs: StepInputs | None = None) -> pl.DataFrame:
     """Return the breakdown of step time into disjoint shares that add up exactly.
 
-    The step time is that of `annot.analyze.step_parts.parts_of`, without warm-up. Each device of a process has a
+    The step time is that of `annot.analyze.step_parts.step_inputs`, without warm-up. Each device of a process has a
     breakdown of the whole step time of the process.
 
     The columns are process; device (null: the process uses no device); share: one of
@@ -44,13 +44,13 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
     """
-    return shares_of_steps(attribution, parts or parts_of(attribution))
+    return shares_of_steps(attribution, inputs or step_inputs(attribution))
 
 
-def shares_of_steps(attribution: Attribution, parts: Parts) -> pl.DataFrame:
-    """Return the table of `step_time` of the windows of `parts`."""
-    causes = idle_intervals(attribution, parts)
-    rows = shares_of_devices(parts, partial(_going_on, attribution, causes))
+def shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
+    """Return the table of `step_time` of the windows of `inputs`."""
+    causes = idle_intervals(attribution, inputs)
+    rows = shares_of_devices(inputs, partial(_going_on, attribution, causes))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
     rest = IDLE[-1] if known(attribution.meta) else "unrecorded"
     named = pl.when(pl.col("share") == "idle").then(pl.when(on_cpu).then(pl.lit(OUTSIDE)).otherwise(pl.lit(rest)))
@@ -66,10 +66,10 @@ def shares_of_steps(attribution: Attribution, parts: Parts) -> pl.DataFrame:
 def part_names(attribution: Attribution) -> dict[str, PartName]:
     """Return the parts of the step time of a profile in order of precedence, with the name of its matrix units."""
     present = set(step_time(attribution)["share"])
-    used = [parts for parts in (GPU_PARTS, CPU_PARTS) if present & (parts.keys() - _SHARED)] or [GPU_PARTS]
+    used = [names for names in (GPU_PARTS, CPU_PARTS) if present & (names.keys() - _SHARED)] or [GPU_PARTS]
     units = matrix_units(attribution.meta)
     named = {
-        key: [text.replace("Tensor Cores", units) for text in part] for parts in used for key, part in parts.items()
+        key: [text.replace("Tensor Cores", units) for text in texts] for names in used for key, texts in names.items()
     }
     return {key: PartName(*texts) for key, texts in named.items()}
 
@@ -78,12 +78,12 @@ _SHARED: Final = GPU_PARTS.keys() & CPU_PARTS.keys()
 
 
 def _going_on(
-    attribution: Attribution, causes: Callable[[Device], dict[str, Intervals]], parts: Parts, device: Device
+    attribution: Attribution, causes: Callable[[Device], dict[str, Intervals]], inputs: StepInputs, device: Device
 ) -> dict[str, Intervals]:
     """The intervals of each share of one device, or of the process if it uses no device."""
-    here = parts.of_device(device)
+    here = inputs.of_device(device)
     if here.is_empty():
-        return going_on_without_gpu(attribution, parts, device[0])
+        return going_on_without_gpu(attribution, inputs, device[0])
     busy: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     return busy | causes(device)
 
@@ -101,28 +101,30 @@ def step_work(
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
     its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
-    `annot.analyze.step_parts.Parts`. With `groups`, a number for each range of the tree, `node` is the group of the
-    range, -1 outside any range.
+    `annot.analyze.step_parts.StepInputs`. With `groups`, a number for each range of the tree, `node` is the group of
+    the range, -1 outside any range.
     """
-    spans = parts_of(attribution).windows if windows is None else windows
+    spans = step_inputs(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
     blocks = [] if attribution.source is None else attributed_blocks(attribution)
     work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
-    parts = [pl.DataFrame(schema=_EXCLUSIVE)]
+    tables = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))
         if key in of_device:
-            parts.append(_exclusive(rows, merged(of_device[key])))
-    activities = pl.concat(parts).group_by(list(_GROUPS), maintain_order=True)
+            tables.append(_exclusive(rows, merged(of_device[key])))
+    activities = pl.concat(tables).group_by(list(_GROUPS), maintain_order=True)
     sums = activities.agg(pl.col("calls", "wall_ns").sum())
     return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
 
 
 _GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pinned": pl.Boolean}
 _EXCLUSIVE: Final = {
-    **_GROUPS, "calls": pl.Int64, "wall_ns": pl.Int64,
-}  # fmt: skip
+    **_GROUPS,
+    "calls": pl.Int64,
+    "wall_ns": pl.Int64,
+}
 
 
 def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:

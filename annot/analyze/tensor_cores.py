@@ -100,8 +100,8 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     tf32 = any(_HAS_TF32.search(name) for name in work.filter("tensor_cores")["name"])
     longest = work.filter("kernel").sort("gpu_ns", "name", descending=[True, False]).select(*KEY, *_Kernel._fields)
     kernels = {
-        key: list(map(_Kernel._make, part.rows()))
-        for key, part in longest.partition_by(KEY, as_dict=True, include_key=False).items()
+        key: list(map(_Kernel._make, group.rows()))
+        for key, group in longest.partition_by(KEY, as_dict=True, include_key=False).items()
     }
     rows = []
     for layer, module, phase, ns in by_layer(attribution).select(*KEY, "gpu_self_ns").iter_rows():
@@ -187,21 +187,21 @@ def _verdict(
     module: str, kernels: list[_Kernel], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool
 ) -> tuple[bool, bool | None, int, str]:
     """tc_eligible, tc_used, tc_ns and reason of a layer with these kernels."""
-    times = [one.gpu_ns for one in kernels if one.tensor_cores]
+    times = [kernel.gpu_ns for kernel in kernels if kernel.tensor_cores]
     if times:
         return True, True, sum(times), ""
     used = False if kernels else None
-    gemms = [one for one in kernels if one.kind in MATRIX]
+    gemms = [kernel for kernel in kernels if kernel.kind in MATRIX]
     if not gemms and not multiplies(module):
         return False, used, 0, "no matrix multiplication"
-    if inputs.depthwise or (gemms and all("depthwise" in one.name.lower() for one in gemms)):
+    if inputs.depthwise or (gemms and all("depthwise" in kernel.name.lower() for kernel in gemms)):
         return False, used, 0, "depthwise convolution"
     if not kernels:
         return True, None, 0, _obstacle(inputs, tf32=True) or "the layer itself launches no kernels"
-    unclear = next((one.name for one in gemms or kernels if one.tensor_cores is None), None)
+    unclear = next((kernel.name for kernel in gemms or kernels if kernel.tensor_cores is None), None)
     if unclear is not None and (not inputs.dtype or divisor_of(inputs.dtype) is not None):
         return True, None, 0, f"unknown: the kernel name does not show it: {unclear[:60]}"
-    return True, False, 0, _why_not([one.name for one in gemms], inputs, meta, tf32=tf32)
+    return True, False, 0, _why_not([kernel.name for kernel in gemms], inputs, meta, tf32=tf32)
 
 
 def _why_not(names: list[str], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool) -> str:
@@ -246,7 +246,7 @@ def divisor_of(dtype: str) -> int | None:
 
 def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:
     """Inputs of each layer and class from its first forward label with tensors."""
-    found: dict[tuple[str, str], _Inputs] = {}
+    inputs: dict[tuple[str, str], _Inputs] = {}
     for text in attribution.forest.labels["text"]:
         parsed = tag.parse(text or "")
         if parsed is None or parsed.phase not in ("forward", "recompute") or not parsed.tensors:
@@ -256,17 +256,17 @@ def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:
         dtype = cast if isinstance(cast, str) and first.dtype in ("f32", "f16", "bf16") else first.dtype
         sizes = dict(_sizes(parsed.module, first.shape)) | ({"out": out} if isinstance(out, int) else {})
         depthwise = isinstance(groups, int) and groups > 1 and groups == sizes.get("in")
-        found.setdefault((parsed.layer, parsed.module), _Inputs(dtype, tuple(sizes.items()), depthwise))
-    return found
+        inputs.setdefault((parsed.layer, parsed.module), _Inputs(dtype, tuple(sizes.items()), depthwise))
+    return inputs
 
 
 def _sizes(module: str, shape: tuple[int | None, ...]) -> Iterator[tuple[str, int]]:
     """GEMM sizes that follow from the input shape."""
     is_convolution = "Conv" in module
     channel = 1 if is_convolution and module.endswith("d") and len(shape) > 1 else -1
-    known = [size for size in shape if size is not None]
-    if len(known) < len(shape) or not shape:
+    sizes = [size for size in shape if size is not None]
+    if len(sizes) < len(shape) or not shape:
         return
-    yield "in", known[channel]
-    if not is_convolution and len(known) > 1 and "Linear" in module:
-        yield "batch", math.prod(known[:-1])
+    yield "in", sizes[channel]
+    if not is_convolution and len(sizes) > 1 and "Linear" in module:
+        yield "batch", math.prod(sizes[:-1])

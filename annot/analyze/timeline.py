@@ -23,9 +23,11 @@ _EVENTS: Final = {
     "key": pl.Int32,
 }  # fmt: skip
 _ENDINGS: Final = {
-    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2", r" \|bwd$": " backward", r" \|re$": " recompute",
+    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2",
+    r" \|bwd$": " backward",
+    r" \|re$": " recompute",
     r" \|[a-z]+$": "",
-}  # fmt: skip
+}
 _LANES: Final = 64
 _SLICE: Final = 1 << 20
 _ROWS: Final = 24
@@ -75,17 +77,17 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         (0, 0, 0, 15, 'gemm', 2)
     """
     tracks = Tracks(attribution.meta)
-    lanes, found, total = _in_lanes(pl.concat([pl.DataFrame(schema=_EVENTS), *_blocks(attribution, tracks)]), tracks)
-    first = found["start_ns"].min()
+    lanes, shown, total = _pick_lanes(pl.concat([pl.DataFrame(schema=_EVENTS), *_blocks(attribution, tracks)]), tracks)
+    first = shown["start_ns"].min()
     start = first if isinstance(first, int) else 0
-    found = found.with_columns(pl.col("start_ns") - start)
-    events, step = _sampled(found, lanes, most)
+    shown = shown.with_columns(pl.col("start_ns") - start)
+    events, step = _sampled(shown, lanes, most)
     cells = None
     if step > 1:
-        bounds = bounds_of(found)
-        found = in_lanes_of_cells(found, lanes)  # the others are most of the memory
-        cells = cells_of(found, events, bounds, lanes, most)
-    events = _in_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
+        bounds = bounds_of(shown)
+        shown = in_lanes_of_cells(shown, lanes)  # the others are most of the memory
+        cells = cells_of(shown, events, bounds, lanes, most)
+    events = _assign_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
@@ -117,7 +119,7 @@ def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:
     return block.select(pl.col(name).cast(dtype) for name, dtype in _EVENTS.items())
 
 
-def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]], pl.DataFrame, int]:
+def _pick_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]], pl.DataFrame, int]:
     """The lanes with the most time, sorted by process and kind, their events, and the number of events in all lanes."""
     times = every.group_by("lane").agg(pl.col("length_ns").sum(), pl.len())
     longest = times.sort("length_ns", "lane", descending=[True, False]).head(_LANES)
@@ -132,8 +134,8 @@ def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]]
         lanes.append({"name": name, "kind": track.kind, "device": device, "rows": 1, "total": totals[track.number]})
     lane_of = {track.number: lane for lane, track in enumerate(shown)}
     numbers = pl.Series("lane", [lane_of.get(track) for track in range(max(lane_of, default=0) + 1)], pl.Int32)
-    found = every.with_columns(numbers.gather(every["lane"]))
-    return lanes, found.drop_nulls("lane") if found["lane"].null_count() else found, every.height
+    events = every.with_columns(numbers.gather(every["lane"]))
+    return lanes, events.drop_nulls("lane") if events["lane"].null_count() else events, every.height
 
 
 def _sampled(events: pl.DataFrame, lanes: list[dict[str, Any]], most: int) -> tuple[pl.DataFrame, int]:
@@ -144,21 +146,21 @@ def _sampled(events: pl.DataFrame, lanes: list[dict[str, Any]], most: int) -> tu
     longest = (most * step - events.height) // (step - 1)  # the samples of the rest fill up to `most`
     # Filters keep the blocks of the events; to gather from blocks copies whole columns.
     best, length = events["length_ns"].clear(), events["length_ns"]
-    for part in events.iter_slices(_SLICE):
-        best = pl.concat([best, part["length_ns"]]).top_k(max(longest, 1))
+    for block in events.iter_slices(_SLICE):
+        best = pl.concat([best, block["length_ns"]]).top_k(max(longest, 1))
     long = length >= best.min()
     order = pl.DataFrame({"event": long.arg_true(), "length": length.filter(long)})
-    parts = [order.sort("length", descending=True, maintain_order=True)["event"].head(longest)]
-    rest, offset = ~_among(parts[0], events.height), 0
+    chosen = [order.sort("length", descending=True, maintain_order=True)["event"].head(longest)]
+    rest, offset = ~_among(chosen[0], events.height), 0
     for number, lane in enumerate(lanes):  # lane by lane, because sorting takes several times the memory of its rows
         here = rest & (events["lane"] == number)
         rows = here.arg_true().alias("event")
         if lane["kind"] != "thread":  # ranges of threads are in order
             times = events.select("start_ns", "length_ns").filter(here).with_columns(rows)
             rows = times.sort("start_ns", "length_ns", descending=[False, True], maintain_order=True)["event"]
-        parts.append(rows.gather_every(step, offset))
+        chosen.append(rows.gather_every(step, offset))
         offset = (offset - len(rows)) % step
-    kept = pl.concat(parts).head(most)
+    kept = pl.concat(chosen).head(most)
     return events.filter(_among(kept, events.height))[kept.rank("ordinal") - 1], step
 
 
@@ -167,12 +169,12 @@ def _among(rows: pl.Series, count: int) -> pl.Series:
     return pl.repeat(False, count, dtype=pl.Boolean, eager=True).scatter(rows, True)
 
 
-def _in_rows(events: pl.DataFrame) -> pl.DataFrame:
+def _assign_rows(events: pl.DataFrame) -> pl.DataFrame:
     """Put events without a row, which may overlap, into the first free row."""
-    parts = [events.clear()]
-    for part in events.sort("start_ns", maintain_order=True).partition_by("lane", maintain_order=True):
-        if part["row"].null_count():
-            row = Lanes().of(part["start_ns"], part["start_ns"] + part["length_ns"]).clip(upper_bound=_ROWS - 1)
-            part = part.with_columns(row.alias("row"))
-        parts.append(part)
-    return pl.concat(parts)
+    tables = [events.clear()]
+    for group in events.sort("start_ns", maintain_order=True).partition_by("lane", maintain_order=True):
+        if group["row"].null_count():
+            row = Lanes().of(group["start_ns"], group["start_ns"] + group["length_ns"]).clip(upper_bound=_ROWS - 1)
+            group = group.with_columns(row.alias("row"))
+        tables.append(group)
+    return pl.concat(tables)

@@ -50,14 +50,14 @@ def range_blocks(attribution: Attribution) -> Iterator[tuple[str, pl.DataFrame]]
     rows = forest.tree.select("thread", "start", "end", "label").with_row_index("range")
     nested, shared = rows.head(forest.thread_range_count), rows.slice(forest.thread_range_count)
     _, depth = column_ops.parents(nested["thread"], nested["end"])
-    parts = {
+    tables = {
         "thread": nested.with_columns(depth.alias("row")),
         "layers": shared.hstack(nested_lanes(forest).drop("process")),
         "crossing": forest.crossing.select("thread", "start", "end", "label"),
     }
     threads = forest.threads.table.select("process", "thread")
-    for kind, part in parts.items():
-        for block in part.iter_slices(_SLICE):
+    for kind, ranges in tables.items():
+        for block in ranges.iter_slices(_SLICE):
             length = (pl.col("end") - pl.col("start")).alias("length")
             block = block.with_columns(length, kind=pl.lit("crossing" if kind == "crossing" else "range"))
             yield kind, block.drop("thread", "end").hstack(threads[block["thread"]])
@@ -103,7 +103,7 @@ class Events:
     def zero(self) -> int:
         """The earliest time in the profile, in ns of its clock."""
         forest = self._attribution.forest
-        starts = [part["start"].min() for part in (forest.tree, forest.crossing)] if self._has_times else []
+        starts = [ranges["start"].min() for ranges in (forest.tree, forest.crossing)] if self._has_times else []
         for blocks in (self._calls(), self._source.work_blocks()):
             starts += [block["start"].min() for block in blocks]
         starts += [self._attribution.steps.table["start"].min() if self._has_times else None]
@@ -111,11 +111,11 @@ class Events:
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all events with the columns of `EVENTS`: steps, ranges, launches, then GPU activities."""
-        zero, parts = self.zero, [self._activities()]
+        zero, tables = self.zero, [self._activities()]
         if self._has_times:
-            parts = [self._steps(), self._ranges(), self._launches(), *parts]
-        for part in parts:
-            for block in part:
+            tables = [self._steps(), self._ranges(), self._launches(), *tables]
+        for blocks in tables:
+            for block in blocks:
                 missing = [pl.lit(None).alias(name) for name in EVENTS if name not in block.columns]
                 for rows in block.with_columns(pl.col("start") - zero, *missing).iter_slices(_SLICE):
                     yield rows.select(pl.col(name).cast(dtype) for name, dtype in EVENTS.items())
@@ -133,11 +133,11 @@ class Events:
         pairs = _forward_pairs(self._attribution.forest)
         return calls, launches, pairs.select("begin", "end", arrow=pl.int_range(pl.len(), dtype=pl.Int64) + used.sum())
 
-    def _of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _find_calls(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the arrow and the start of the call for each process and correlation id."""
         calls, arrows, _ = self._arrows
-        found = calls.rows(rows["process"], rows["correlation"])
-        return pl.DataFrame({"arrow": arrows.gather(found), "called": calls.start.gather(found)})
+        index = calls.rows(rows["process"], rows["correlation"])
+        return pl.DataFrame({"arrow": arrows.gather(index), "called": calls.start.gather(index)})
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """The API calls; empty if CPU times are unknown."""
@@ -174,7 +174,7 @@ class Events:
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
             numbers = [pl.col(column).cast(pl.Int64) for column in ("process", "thread", "start", "end", "correlation")]
             rows = block.select(*numbers, name)
-            rows = rows.hstack(self._of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
+            rows = rows.hstack(self._find_calls(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
             length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
             rows = rows.unique("arrow", keep="first").with_columns(length=length, kind=pl.lit("launch"))
             rows = rows.rename({"arrow": "arrow_out"}).sort("start", maintain_order=True)
@@ -183,7 +183,7 @@ class Events:
     def _activities(self) -> Iterator[pl.DataFrame]:
         keys = self._attribution.forest.layers()
         for block in activity_blocks(self._attribution):
-            arrow = self._of_ids(block)["arrow"].alias("arrow_in")
+            arrow = self._find_calls(block)["arrow"].alias("arrow_in")
             rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
             rows = rows.sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_overlapping("stream", rows))
@@ -194,8 +194,8 @@ def _named_labels(forest: Forest) -> pl.DataFrame:
     model = pl.when((pl.col("layer") == "") & (pl.col("module") != "") & pl.col("layered")).then(pl.lit("(model)"))
     operation = pl.col("role").is_in(["operator", "backward"]).fill_null(False)
     phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & ~operation)
-    parts = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
-    texts = pl.concat_list(*parts).list.drop_nulls()
+    words = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
+    texts = pl.concat_list(*words).list.drop_nulls()
     name = texts.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
     return forest.labels.select(name.alias("name"), *KEY, "shapes")
 
@@ -213,11 +213,11 @@ def _forward_pairs(forest: Forest) -> pl.DataFrame:
     """
     rows = {"begin": list(forest.pairs.values()), "end": list(forest.pairs)}
     by_number = pl.DataFrame(rows, schema=dict.fromkeys(rows, pl.UInt32))
-    pairs = pl.concat([_of_layers(forest), by_number.sort("end")])
+    pairs = pl.concat([_backward_pairs(forest), by_number.sort("end")])
     return pairs.unique("begin", keep="first", maintain_order=True).unique("end", keep="first", maintain_order=True)
 
 
-def _of_layers(forest: Forest) -> pl.DataFrame:
+def _backward_pairs(forest: Forest) -> pl.DataFrame:
     process = forest.threads.table["process_code"].gather(forest.tree["thread"]).alias("process")
     paired = pl.col("layered") & pl.col("phase").is_in(["forward", "backward"]) & (pl.col("module") != "")
     labels = forest.labels.select(*KEY, paired=paired)
@@ -231,5 +231,5 @@ def _of_layers(forest: Forest) -> pl.DataFrame:
     rows = rows.with_columns(level.alias("level"))
     before = pl.col("row", "phase").shift(1).over([*of_layer, "level"])
     rows = rows.with_columns(before.name.suffix("_before"))
-    found = rows.filter(~forward & (pl.col("phase_before") == "forward"))
-    return found.select(begin="row_before", end="row")
+    pairs = rows.filter(~forward & (pl.col("phase_before") == "forward"))
+    return pairs.select(begin="row_before", end="row")

@@ -62,7 +62,7 @@ class Tracks:
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
-        self._processes = {one["process"]: one for one in meta.get("processes", ())}
+        self._processes = {process["process"]: process for process in meta.get("processes", ())}
         self._unnamed: dict[int | None, int] = {}
         self._groups: dict[_Key, Group] = {}
         self._tracks: dict[tuple[str, _Key], Track] = {}
@@ -97,17 +97,17 @@ class Tracks:
         The rows have the columns of the kind (see `of`), start and length (Int64), sorted by start.
         """
         rows = rows.select(*_WHERE[kind], "start", end=pl.col("start") + pl.col("length")).with_row_index("place")
-        parts = [
-            part.select("place", *_WHERE[kind], self._lanes[kind, key].of(part["start"], part["end"]))
-            for key, part in rows.partition_by(*_WHERE[kind], as_dict=True, maintain_order=True).items()
+        lanes = [
+            group.select("place", *_WHERE[kind], self._lanes[kind, key].of(group["start"], group["end"]))
+            for key, group in rows.partition_by(*_WHERE[kind], as_dict=True, maintain_order=True).items()
         ]
-        return self.of(kind, pl.concat(parts).sort("place") if parts else rows)
+        return self.of(kind, pl.concat(lanes).sort("place") if lanes else rows)
 
     def _track(self, kind: str, key: _Key) -> Track:
         if (kind, key) not in self._tracks:
             process, *where = key
             group = self._group(process, where[0] if kind == "stream" else None, is_device=kind == "stream")
-            order = ((process is None, process), [*_WHERE].index(kind), *((one is None, one) for one in where))
+            order = ((process is None, process), [*_WHERE].index(kind), *((number is None, number) for number in where))
             self._tracks[kind, key] = Track(self._next(), group, self._name(kind, where, group), kind, order)
         return self._tracks[kind, key]
 
@@ -122,9 +122,9 @@ class Tracks:
     def _group(self, process: int | None, device: int | None, *, is_device: bool) -> Group:
         key = (process, device, int(is_device))
         if key not in self._groups:
-            known = self._processes.get(process, {})
+            facts = self._processes.get(process, {})
             count = self._unnamed.setdefault(process, len(self._unnamed) + 1)
-            host = f"{known.get('name') or 'process'} {known.get('pid', count)}"
+            host = f"{facts.get('name') or 'process'} {facts.get('pid', count)}"
             named = f"GPU {'unknown' if device is None else device}" if is_device else ""
             self._groups[key] = Group(self._next(), host, named)
         return self._groups[key]
@@ -177,19 +177,19 @@ def nested_lanes(forest: Forest) -> pl.DataFrame:
     first = forest.thread_range_count
     shared = forest.tree.slice(first)
     lanes: dict[int, Lanes] = defaultdict(Lanes)
-    found: list[tuple[int, int, int]] = []
+    placed: list[tuple[int, int, int]] = []
     until: list[int] = []  # a range leaves its lane free for inner ranges from then on
     process = forest.threads.table["process"].gather(shared["thread"])
     for code, start, end, parent in zip(process, shared["start"], shared["end"], shared["parent"], strict=True):
         above = parent - first
         if above >= 0 and until[above] <= start:
             until[above] = end
-            _, lane, depth = found[above]
-            found.append((code, lane, depth + 1))
+            _, lane, depth = placed[above]
+            placed.append((code, lane, depth + 1))
         else:
-            found.append((code, lanes[code].place(start, end), 0))
+            placed.append((code, lanes[code].place(start, end), 0))
         until.append(start)
-    rows = pl.DataFrame(found, schema={"process": pl.Int64, "lane": pl.Int32, "row": pl.Int32}, orient="row")
+    rows = pl.DataFrame(placed, schema={"process": pl.Int64, "lane": pl.Int32, "row": pl.Int32}, orient="row")
     heights = rows.group_by("process", "lane").agg(height=pl.col("row").max() + 1).sort("process", "lane")
     tops = heights.select("process", "lane", top=(pl.col("height").cum_sum() - pl.col("height")).over("process"))
     rows = rows.join(tops, on=["process", "lane"], how="left", maintain_order="left")

@@ -16,7 +16,7 @@ from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_parts import parts_of
+from annot.analyze.step_parts import step_inputs
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
@@ -74,11 +74,11 @@ def verdict(facts: Facts) -> str:
     table = by_summary(facts.attribution)
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
-        return _without_times(rows, facts)
+        return _durations_sentence(rows, facts)
     if not facts.is_time_known:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
-    clauses = on_device or _on_cpu(table, facts)
+    on_device = [*_unattributed_share(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
+    clauses = on_device or _cpu_clauses(table, facts)
     what = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
 
@@ -122,7 +122,7 @@ def _unknown_time(facts: Facts) -> str:
     return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
 
 
-def _outside_ranges(facts: Facts) -> list[str]:
+def _unattributed_share(facts: Facts) -> list[str]:
     """How much of the GPU time a profile with ranges leaves outside them, if that is most of it."""
     outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
     sums = facts.layers.select(pl.col("gpu_self_ns").filter(outside).sum(), whole=pl.col("gpu_self_ns").sum())
@@ -142,7 +142,7 @@ def _busy(rows: _Rows, facts: Facts) -> list[str]:
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
         return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
-    cause, share = max(facts.idle.items(), key=lambda part: part[1])
+    cause, share = max(facts.idle.items(), key=lambda pair: pair[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
     return [f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"]
 
@@ -151,13 +151,13 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     """The part of the GPU work that a change could avoid, else the most frequent kind of kernels."""
     units = matrix_units(facts.attribution.meta)
     slow = outside_matrix_units(facts)
-    found: list[tuple[float, str, pl.Expr | None]] = [
+    candidates: list[tuple[float, str, pl.Expr | None]] = [
         (rows["time", "collectives"]["share"], f"to {GPU_PARTS['collectives'].name}", None),
         (rows["time", "copies"]["share"], f"to {GPU_PARTS['copies'].name}", None),
     ]
     if slow is not None:
-        found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
-    share, words, which = max(found, key=lambda part: part[0])
+        candidates.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
+    share, words, which = max(candidates, key=lambda candidate: candidate[0])
     if clause := _operator(facts, share):
         return [clause]
     if share < _LEAST:
@@ -185,8 +185,8 @@ def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
     if (facts.layers["module"] != "").any():
         return ""
     names = set(facts.work.filter(which, pl.col("kernel"))["name"])
-    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
-    longest = next(found, None)
+    matches = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(matches, None)
     return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
@@ -243,15 +243,15 @@ def _named(name: str, share: float, whole: float) -> str:
     return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
-def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
+def _cpu_clauses(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
     time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
-    parts = time.sort("ns", descending=True).select("item", "share").rows()
-    if not parts:
+    rows = time.sort("ns", descending=True).select("item", "share").rows()
+    if not rows:
         return []
     names = {**GPU_PARTS, **CPU_PARTS}
-    longest, *others = parts
-    waits = [part for part in others if part[0] in _WAITS]
+    longest, *others = rows
+    waits = [row for row in others if row[0] in _WAITS]
     first, *more = [f"{share:.0%} {names[key].name}" for key, share in (longest, *waits)]
     return [first, *_layer_on_cpu(table, facts), *more]
 
@@ -259,7 +259,7 @@ def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
 def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The layer with the most time in forward and backward."""
     wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
-    layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
+    layers = layers_of_parts(facts.attribution, step_inputs(facts.attribution))
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
@@ -277,10 +277,10 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
     """The phases of a layer in words, or those of all layers for the pattern of several."""
     own = rows.filter(pl.col("layer") == layer, pl.col("module") == module)
     present = set((rows if own.is_empty() else own)["part"])
-    return " and ".join(part for part in ("forward", "backward") if part in present)
+    return " and ".join(phase for phase in ("forward", "backward") if phase in present)
 
 
-def _without_times(rows: _Rows, facts: Facts) -> str:
+def _durations_sentence(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
     kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
     if not kernels or not used or not kernels["count"]:

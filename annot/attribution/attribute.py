@@ -154,15 +154,15 @@ def attribute(
 
     def of_steps(chosen: slice) -> Attribution:
         return attribute(
-            source, domain=domain, steps=chosen, step_range=step_range, step_kind=found.kind, whole=every_range
+            source, domain=domain, steps=chosen, step_range=step_range, step_kind=selected.kind, whole=every_range
         )
 
     every_range = _forest(source, domain) if whole is None else whole
-    forest, found = _in_steps(source, every_range, domain, steps, step_range, step_kind)
-    attribution, account = _attribute(source, every_range, forest, found, of_steps)
-    detected = not isinstance(steps, slice) and step_range is None and not found.kinds["kind"].count()
-    if detected and found.table.height and 2 * account.outside_steps_ns > account.total_ns:
-        few = found.minor(1 - account.outside_steps_ns / account.total_ns)
+    forest, selected = _select_steps(source, every_range, domain, steps, step_range, step_kind)
+    attribution, account = _attribute(source, every_range, forest, selected, of_steps)
+    detected = not isinstance(steps, slice) and step_range is None and not selected.kinds["kind"].count()
+    if detected and selected.table.height and 2 * account.outside_steps_ns > account.total_ns:
+        few = selected.minor(1 - account.outside_steps_ns / account.total_ns)
         return _attribute(source, every_range, every_range, few, of_steps)[0]
     return attribution
 
@@ -171,14 +171,14 @@ def _attribute(
     source: Source, whole: Forest, forest: Forest, steps: Steps, of_steps: Callable[[slice], Attribution]
 ) -> tuple[Attribution, Account]:
     reach = Reach()
-    for part in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
-        reach.add(part)
+    for block in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
+        reach.add(block)
     if reach.too_far:
         raise _too_long(source, "ranges")
     host = _host_times(forest, steps)
     launches = Launches(forest, steps, source.launch_blocks())
     if not launches.in_order:
-        launches = Launches(forest, steps, _in_order(source.launch_blocks()))
+        launches = Launches(forest, steps, _sorted_block(source.launch_blocks()))
     captured = None if source.captured.is_empty() else grow_captured(source.captured)
     attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
@@ -198,7 +198,7 @@ def _attribute(
     return attribution, account
 
 
-def _in_steps(
+def _select_steps(
     source: Source,
     forest: Forest,
     domain: str | None,
@@ -209,29 +209,31 @@ def _in_steps(
     """Return the ranges of the selected steps, and all steps, of the ranges of all steps."""
     choice = None if steps == STEADY else steps
     if step_range is None and source.meta.get("totals"):
-        found = without_steps("each range of the profile stands for all its calls", choice)
+        selected = without_steps("each range of the profile stands for all its calls", choice)
     else:
-        found = find_steps(forest, step_range, choice)
-    if step_range is not None and found.table.is_empty():
+        selected = find_steps(forest, step_range, choice)
+    if step_range is not None and selected.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
-    if step_kind is not None or (steps == STEADY and found.kinds.height > 1):
-        found = _of_kind(found, step_kind or found.kinds["kind"][0], source)
+    if step_kind is not None or (steps == STEADY and selected.kinds.height > 1):
+        selected = _select_kind(selected, step_kind or selected.kinds["kind"][0], source)
     if steps == STEADY:
-        found = replace(found, choice=found.after_warmup(forest, source.last_launch()))
-    if found.choice is None:
-        return forest, found
-    if found.table.is_empty():
+        selected = replace(selected, choice=selected.after_warmup(forest, source.last_launch()))
+    if selected.choice is None:
+        return forest, selected
+    if selected.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no steps to select from")
-    if found.steady().is_empty():
-        raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
-    found = found.with_waits(forest)
-    return _forest(source, domain, forest, found), found
+    if selected.steady().is_empty():
+        raise ValueError(
+            f"{source.meta.get('source', '')} has no such steps, only 0 to {selected.table['step'].max()!r}"
+        )
+    selected = selected.with_waits(forest)
+    return _forest(source, domain, forest, selected), selected
 
 
-def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:
+def _select_kind(steps: Steps, kind: str, source: Source) -> Steps:
     if kind not in steps.kinds["kind"]:
-        known = ", ".join(steps.kinds["kind"].drop_nulls())
-        others = f"only {known}" if known else "because the kinds of its steps are unknown"
+        kinds = ", ".join(steps.kinds["kind"].drop_nulls())
+        others = f"only {kinds}" if kinds else "because the kinds of its steps are unknown"
         raise ValueError(f"{source.meta.get('source', '')} has no {kind} steps, {others}")
     return steps.of_kind(kind)
 
@@ -277,7 +279,7 @@ def _account(source: Source, forest: Forest, launches: Launches, attributor: Att
     """Sum up the GPU activities. Repeat if new layer paths appeared, and sort the blocks if they were out of order."""
     for sort in (False, False, True):
         account = Account(forest, launches, attributor)
-        for block in _in_order(source.work_blocks()) if sort else source.work_blocks():
+        for block in _sorted_block(source.work_blocks()) if sort else source.work_blocks():
             account.add(block)
             if account.reach.too_far:
                 raise _too_long(source, "kernels and copies")
@@ -286,7 +288,7 @@ def _account(source: Source, forest: Forest, launches: Launches, attributor: Att
     raise AssertionError("the account of sorted blocks with known paths is settled")
 
 
-def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+def _sorted_block(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     yield pl.concat(list(blocks), how="diagonal").sort("start", maintain_order=True)
 
 
@@ -326,32 +328,32 @@ def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     tree = forest.tree
     graphs = forest.labels["module"].str.starts_with(COMPILED).gather(tree["label"])
     runs = calls_in_graphs(tree, graphs, forest.nodes)
-    parts = [pl.DataFrame(schema=_HOST_TIMES), runs]
-    for part in tree.iter_slices(_SLICE):
-        parent = column_ops.known(part["parent"])
+    tables = [pl.DataFrame(schema=_HOST_TIMES), runs]
+    for block in tree.iter_slices(_SLICE):
+        parent = column_ops.known(block["parent"])
         around, apart = tree["path"].gather(parent), ~graphs.gather(parent).fill_null(False)
-        rows = part.select("start", node="path", around=around, apart=apart, ns=pl.col("end") - pl.col("start"))
+        rows = block.select("start", node="path", around=around, apart=apart, ns=pl.col("end") - pl.col("start"))
         first = pl.col("start").min()
         calls = (pl.col("node").ne_missing(pl.col("around")) & pl.col("apart")).sum().cast(pl.Int64)
-        parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
+        tables.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
-        parts.append(inside)
+        tables.append(inside)
     again = overlap(forest.tree, forest.thread_range_count)
     ns = again["overlap_ns"]
-    parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
+    tables.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
     outside = time_outside_steps(forest, steps)
     outside_ns, around = outside["outside_ns"], tree["parent"].gather(outside["row"])
     for row, ns in ((outside["row"], -outside_ns), (column_ops.known(around), outside_ns)):
-        parts.append(pl.DataFrame({"node": tree["path"].gather(row), "host_self_ns": ns}).drop_nulls("node"))
-    added = pl.concat(parts, how="diagonal").group_by("node")
+        tables.append(pl.DataFrame({"node": tree["path"].gather(row), "host_self_ns": ns}).drop_nulls("node"))
+    added = pl.concat(tables, how="diagonal").group_by("node")
     return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
 
 
 def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
     parent, key = forest.nodes.columns()
     table = pl.DataFrame([parent, key]).with_columns(node=pl.int_range(pl.len(), dtype=pl.Int32))
-    for part in (host, account.of_nodes()):
-        table = table.join(part, on="node", how="left", maintain_order="left")
+    for times in (host, account.of_nodes()):
+        table = table.join(times, on="node", how="left", maintain_order="left")
     by_sequence = pl.col("node").is_in(sorted(forest.matched))
     counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
     table = table.with_columns(counted)

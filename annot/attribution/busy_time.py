@@ -60,7 +60,7 @@ class Busy:
         if self._nodes is not None and self._blocks:
             topmost = self._nodes.outermost(self._nodes.keys)
             for (device,), activities in pl.concat(self._blocks).partition_by("device", as_dict=True).items():
-                rows += [(key, device, *times) for key, *times in _of_device(self._nodes, topmost, activities)]
+                rows += [(key, device, *times) for key, *times in _device_times(self._nodes, topmost, activities)]
         return pl.DataFrame(rows, schema=_RESULT, orient="row").sort("key", "device")
 
 
@@ -97,7 +97,7 @@ class _Union:
             self._cover(begin, end)
 
 
-def _of_device(nodes: Nodes, topmost: list[bool], activities: pl.DataFrame) -> Iterator[tuple[int, int, int, int]]:
+def _device_times(nodes: Nodes, topmost: list[bool], activities: pl.DataFrame) -> Iterator[tuple[int, int, int, int]]:
     """Yield key, busy_ns, first_ns and last_ns of one device.
 
     Each node is merged into its parent, from the last node to the first. The shorter list is merged into the longer

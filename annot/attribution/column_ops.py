@@ -36,11 +36,11 @@ def inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
     if not marked.any():
         return marked
     above = known(parent)
-    found = marked.gather(above).fill_null(False)
+    is_inside = marked.gather(above).fill_null(False)
     while above.null_count() < above.len():
-        found |= found.gather(above).fill_null(False)
+        is_inside |= is_inside.gather(above).fill_null(False)
         above = above.gather(above)
-    return found
+    return is_inside
 
 
 def outermost(parent: pl.Series, goes_up: pl.Series) -> pl.Series:
@@ -59,8 +59,8 @@ def codes(values: pl.Series, among: pl.Series) -> pl.Series:
         return _named("code", native.codes(values, among))
     rows = pl.DataFrame({"value": among, "code": pl.int_range(len(among), dtype=pl.Int32, eager=True)})
     rows = rows.unique("value", keep="first")
-    found = values.alias("value").to_frame().join(rows, on="value", how="left", maintain_order="left")
-    return found["code"].fill_null(NONE)
+    joined = values.alias("value").to_frame().join(rows, on="value", how="left", maintain_order="left")
+    return joined["code"].fill_null(NONE)
 
 
 def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
@@ -86,25 +86,26 @@ def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Ser
     rows = pl.DataFrame({"thread": thread, "start": start, "end": end, "weight": weight}).with_row_index("row")
     rows = rows.filter(~foreign)
     for least in rows["weight"].unique().sort(descending=True):
-        for part in rows.filter(pl.col("weight") >= least).partition_by("thread", maintain_order=True):
-            there = [row for row in part.select("row", "start", "end", "weight").iter_rows() if not aside[row[0]]]
+        for ranges in rows.filter(pl.col("weight") >= least).partition_by("thread", maintain_order=True):
+            there = [row for row in ranges.select("row", "start", "end", "weight").iter_rows() if not aside[row[0]]]
             for row in _crossing_heavier(there, least):
                 aside[row] = True
-            for row in _crossing_earlier([one for one in there if one[3] == least and not aside[one[0]]]):
+            lightest = [row for row in there if row[3] == least and not aside[row[0]]]
+            for row in _crossing_earlier(lightest):
                 aside[row] = True
     return pl.Series("crossing", aside, pl.Boolean)
 
 
 def _crossing_heavier(ranges: list[tuple[int, int, int, int]], weight: int) -> list[int]:
     """Return the rows of the ranges of a weight that cross heavier ranges. The heavier ranges nest."""
-    found: list[int] = []
+    crossing_rows: list[int] = []
     heavier: list[int] = []  # ends of the open heavier ranges, innermost last
     open_: list[tuple[int, int]] = []  # heap of ends and rows of the open ranges of this weight
     for row, start, end, mine in ranges:
         if mine > weight:
             while open_ and open_[0][0] < end:
                 reached, crossed = heappop(open_)
-                found += [crossed] if reached > start else []
+                crossing_rows += [crossed] if reached > start else []
             while heavier and heavier[-1] < end:
                 heavier.pop()
             heavier.append(end)
@@ -112,24 +113,24 @@ def _crossing_heavier(ranges: list[tuple[int, int, int, int]], weight: int) -> l
         while heavier and heavier[-1] <= start:
             heavier.pop()
         if heavier and heavier[-1] < end:
-            found.append(row)
+            crossing_rows.append(row)
         else:
             heappush(open_, (end, row))
-    return found
+    return crossing_rows
 
 
 def _crossing_earlier(ranges: list[tuple[int, int, int, int]]) -> list[int]:
     """Return the rows of the ranges that cross an earlier nested range. All have the same weight."""
-    found: list[int] = []
+    crossing_rows: list[int] = []
     stack: list[int] = []
     for row, start, end, _ in ranges:
         while stack and stack[-1] <= start and stack[-1] < end:
             stack.pop()
         if stack and stack[-1] < end:
-            found.append(row)
+            crossing_rows.append(row)
         else:
             stack.append(end)
-    return found
+    return crossing_rows
 
 
 def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -197,9 +198,9 @@ class Tree:
             return _named("range", self._native.owners(thread, start, end))
         calls = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("call")
         rows = self._rows.sort("start", maintain_order=True)
-        found = calls.sort("start").join_asof(rows, on="start", by="thread", check_sortedness=False)
-        found = found.select("call", "end", pl.col("range").cast(pl.Int32).fill_null(NONE))
-        return self._ascend(found)
+        latest = calls.sort("start").join_asof(rows, on="start", by="thread", check_sortedness=False)
+        latest = latest.select("call", "end", pl.col("range").cast(pl.Int32).fill_null(NONE))
+        return self._ascend(latest)
 
     def _ascend(self, pending: pl.DataFrame) -> pl.Series:
         """Ascend from the last range that started before each call to the first one that contains the call."""
@@ -242,8 +243,8 @@ class LaunchTable:
         if not self._blocks:
             nothing = pl.Series([None] * ids.height, dtype=pl.Int32)
             return nothing.alias("value"), nothing.alias("step")
-        found = ids.join(self._blocks[0], on=["process", "correlation"], how="left", maintain_order="left")
-        return found["value"], found["step"]
+        joined = ids.join(self._blocks[0], on=["process", "correlation"], how="left", maintain_order="left")
+        return joined["value"], joined["step"]
 
 
 class Sums:

@@ -42,7 +42,7 @@ def with_layers_around(nodes: Nodes, keys: Keys, texts: pl.Series) -> tuple[Node
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         outer, chain = around[parent], list[Key]()
         if parent != NONE and nodes.keys[parent] in graphs:
-            chain = _between([keys.names[one] for one in moved.chain(outer)], keys.names[key], modules)
+            chain = _layers_between([keys.names[number] for number in moved.chain(outer)], keys.names[key], modules)
         final.append(moved.extend(outer, (*map(keys.number, chain), key)))
         around[node] = outer if key in graphs else final[-1]
     return moved, final
@@ -69,12 +69,12 @@ def calls_in_graphs(tree: pl.DataFrame, graphs: pl.Series, nodes: Nodes) -> pl.D
     return runs.group_by("node").agg(pl.len().cast(pl.Int64).alias("calls"), pl.col("start").min())
 
 
-def _between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list[Key]:
+def _layers_between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list[Key]:
     """Return the layers between the layers around a graph and one of its kernels, outermost first."""
     path, _, phase = key
     present = {path, *(layer for layer, module, _ in outer if layer or module)}
-    names = [one for one in layer_path.around(path) if one in modules and one not in present]
-    return [(one, modules[one], phase) for one in reversed(names)]
+    names = [layer for layer in layer_path.around(path) if layer in modules and layer not in present]
+    return [(name, modules[name], phase) for name in reversed(names)]
 
 
 def _modules(names: Sequence[Key], texts: pl.Series) -> dict[str, str]:
@@ -83,7 +83,7 @@ def _modules(names: Sequence[Key], texts: pl.Series) -> dict[str, str]:
     Ranges of kernels name the layers around them. Those of earlier versions of annot do not: a fused kernel is then in
     the layer that its layers share.
     """
-    found = {path: module for path, module, _ in names if path and module and not module.startswith(tag.COMPILED)}
+    modules = {path: module for path, module, _ in names if path and module and not module.startswith(tag.COMPILED)}
     named = texts.filter(texts.str.contains(f" {tag.AROUND}=", literal=True))
     for text in named:
         parsed = tag.parse(text)
@@ -93,8 +93,8 @@ def _modules(names: Sequence[Key], texts: pl.Series) -> dict[str, str]:
         levels = ["", *layer_path.within(layer_path.common(layer_path.layers_of(parsed.layer)))]
         for depth, module in zip(words[::2], words[1::2], strict=False):
             if isinstance(depth, int) and 0 <= depth < len(levels):
-                found[levels[depth]] = str(module)
+                modules[levels[depth]] = str(module)
     if named.is_empty():
         shared = (layer_path.common(layer_path.layers_of(path)) for path, _, _ in names if tag.FUSED in path)
-        found = dict.fromkeys(filter(None, shared), "") | found
-    return found
+        modules = dict.fromkeys(filter(None, shared), "") | modules
+    return modules

@@ -56,7 +56,7 @@ def contained_keys(parent: pl.Series, key: pl.Series, labels: pl.DataFrame, keys
 
 def _keys_of_nodes(parents: Sequence[int], node_keys: Sequence[int], plain: frozenset[int], keys: Keys) -> list[int]:
     """Return the key of each node. Nodes of one level and one place are siblings."""
-    found = list(node_keys)
+    new_keys = list(node_keys)
     places: dict[int, _Place] = {column_ops.NONE: _Place()}
     for level in _levels(parents):
         siblings: dict[_Place, list[int]] = {}
@@ -71,8 +71,8 @@ def _keys_of_nodes(parents: Sequence[int], node_keys: Sequence[int], plain: froz
             for node, place in zip(nodes, _placed(around, named), strict=True):
                 places[node] = place
                 deep = place.depth > _DEEPEST
-                found[node] = column_ops.NONE if deep else keys.number((place.path, "", place.phase))
-    return found
+                new_keys[node] = column_ops.NONE if deep else keys.number((place.path, "", place.phase))
+    return new_keys
 
 
 def _levels(parents: Sequence[int]) -> Iterable[list[int]]:

@@ -27,9 +27,9 @@ class CrossingRanges:
         own = ranges.with_row_index("row").filter(~pl.col("foreign")).sort("thread", "start")
         self._height = ranges.height
         self._threads: dict[int, _Bounds] = {}
-        for (thread,), part in own.partition_by("thread", as_dict=True, maintain_order=True).items():
+        for (thread,), thread_ranges in own.partition_by("thread", as_dict=True, maintain_order=True).items():
             before = sum(2 * len(bounds.starts) + 1 for bounds in self._threads.values())
-            self._threads[thread] = _Bounds(part, before)
+            self._threads[thread] = _Bounds(thread_ranges, before)
         self._cells = Numbers()
         self._sums: column_ops.Sums | None = None
 

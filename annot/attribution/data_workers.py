@@ -29,6 +29,6 @@ def worker_processes(forest: Forest) -> pl.Series:
     top = forest.tree.filter(pl.col("parent") == NONE)
     process = forest.threads.table["process_code"].gather(top["thread"])
     trains = forest.labels["phase"].is_in(_OF_TRAINING).alias("trains")
-    found = pl.DataFrame([process, fetched.gather(top["label"]), trains.gather(top["label"])])
-    found = found.group_by("process_code").agg(pl.col("fetches", "trains").any())
-    return found.filter(pl.col("fetches") & ~pl.col("trains"))["process_code"]
+    processes = pl.DataFrame([process, fetched.gather(top["label"]), trains.gather(top["label"])])
+    processes = processes.group_by("process_code").agg(pl.col("fetches", "trains").any())
+    return processes.filter(pl.col("fetches") & ~pl.col("trains"))["process_code"]

@@ -20,10 +20,10 @@ class Numbers:
 
     def of(self, values: pl.Series) -> pl.Series:
         """Return the id (Int32) of each value (Int64), -1 for null."""
-        found = column_ops.codes(values, self.known)
-        new = (found == column_ops.NONE) & values.is_not_null()
+        ids = column_ops.codes(values, self.known)
+        new = (ids == column_ops.NONE) & values.is_not_null()
         if not new.any():
-            return found
+            return ids
         self.known = pl.concat([self.known, values.filter(new).unique(maintain_order=True).alias("value")])
         return column_ops.codes(values, self.known)
 

@@ -107,15 +107,17 @@ class Attributor:
             unlaunched = owner.is_null() & work["origin_start"].is_not_null()
             step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
-        known = (
-            owner.alias("owner"), step.fill_null(column_ops.NONE).alias("step"), cell.alias("cell"),
+        launch_columns = (
+            owner.alias("owner"),
+            step.fill_null(column_ops.NONE).alias("step"),
+            cell.alias("cell"),
             process.alias("process_code"),
-        )  # fmt: skip
-        placed = work.with_columns(known).with_columns(
+        )
+        placed = work.with_columns(launch_columns).with_columns(
             length.alias("gpu_ns"), *owner_columns("owner", guesses=self._has_guesses), self._left_out(owner, step)
         )
         placed = placed.with_columns(self._nodes(placed)).drop("owner")
-        return self._with_captured(placed) if captured else placed
+        return self._nest_captured(placed) if captured else placed
 
     def _left_out(self, owner: pl.Series, step: pl.Series) -> pl.Series:
         """Return whether each GPU activity is outside the selected steps. An unknown step counts as outside."""
@@ -130,13 +132,15 @@ class Attributor:
         path = self._forest.tree["path"].gather(column_ops.known(placed["range"])).alias("path")
         nodes = placed.select("correlation", path, launched=pl.col("owner").is_not_null())
         reason = (
-            pl.when("launched").then(in_no_range)
-            .when(pl.col("correlation").is_not_null()).then(unlaunched)
+            pl.when("launched")
+            .then(in_no_range)
+            .when(pl.col("correlation").is_not_null())
+            .then(unlaunched)
             .otherwise(without_id)
-        )  # fmt: skip
+        )
         return nodes.select(pl.coalesce("path", reason).cast(pl.Int32).alias("node")).to_series()
 
-    def _with_captured(self, placed: pl.DataFrame) -> pl.DataFrame:
+    def _nest_captured(self, placed: pl.DataFrame) -> pl.DataFrame:
         """Nest the layers in which each GPU activity was captured under the range that launched its CUDA graph."""
         hits = [origins.ranges(placed) for origins in self._origins]
         paths = [origins.paths(hit) for origins, hit in zip(self._origins, hits, strict=True)]
@@ -150,8 +154,8 @@ class Attributor:
         if self._whole is not self._forest:
             hit = self._among_selected.gather(hit)
         no_range = placed["range"] == column_ops.NONE
-        found = pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"])).to_series()
-        return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), found.alias("range"))
+        owner = pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"])).to_series()
+        return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), owner.alias("range"))
 
     @cached_property
     def _origins(self) -> list[_Origins]:
@@ -189,8 +193,8 @@ class _Origins:
         """Return the row in the tree of the innermost range around each origin, null outside any range."""
         instant = placed["origin_start"].fill_null(0)
         owner = self._tree.owners(self._forest.threads.codes(placed["origin_thread"]), instant, instant)
-        known = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
-        return pl.select(pl.when(known).then(owner)).to_series()
+        has_range = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
+        return pl.select(pl.when(has_range).then(owner)).to_series()
 
     def paths(self, ranges: pl.Series) -> pl.Series:
         """Return the node of the path of each range."""
@@ -236,8 +240,8 @@ class Account:
         if not (late := kept.filter("by_time")).is_empty():
             self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
         self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
-        self._parts["names"].append(_by_name(kept))
-        self._parts["steps"].append(_by_step(placed))
+        self._parts["names"].append(_sum_by_name(kept))
+        self._parts["steps"].append(_sum_by_step(placed))
         unknown = pl.col("node").is_in(self._attributor.reasons[1:])
         outside = pl.col("gpu_ns").filter((pl.col("step") == column_ops.NONE) & ~unknown).sum()
         total_ns, outside_ns = placed.select(pl.col("gpu_ns").sum(), outside.alias("outside")).row(0)
@@ -297,7 +301,7 @@ _NULL_NAME: Final = 1 << 30
 """Code of a null name, above the codes of polars' categories in use."""
 
 
-def _by_name(kept: pl.DataFrame) -> pl.DataFrame:
+def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
     name = kept["name"].cast(pl.Categorical) if kept["name"].dtype == pl.String else kept["name"]
     code = name.to_physical().cast(pl.Int64).fill_null(_NULL_NAME)
     rows = kept.select("node", "gpu_ns", "kernel", row=pl.int_range(pl.len())).with_columns(code.alias("code"))
@@ -310,7 +314,7 @@ def _by_name(kept: pl.DataFrame) -> pl.DataFrame:
     return sums.select("node", names, "kernel", "calls", "gpu_ns", "min_ns", "max_ns")
 
 
-def _by_step(placed: pl.DataFrame) -> pl.DataFrame:
+def _sum_by_step(placed: pl.DataFrame) -> pl.DataFrame:
     rows = placed.filter(pl.col("step") >= 0)
     kernels = pl.col("kernel").cast(pl.Int64)
     return rows.group_by(key=pair(pl.col("process_code"), pl.col("step"))).agg(

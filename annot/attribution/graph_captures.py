@@ -74,8 +74,9 @@ class Captures:
             renumbered = (_renumbered(around[column], numbers, threads) for column in _THREADS)
             around = around.with_columns(
                 *renumbered,
-                process=pl.lit(-1 - number, pl.Int64), id=pl.col("id").rank("ordinal").cast(pl.Int64) + first_id,
-            )  # fmt: skip
+                process=pl.lit(-1 - number, pl.Int64),
+                id=pl.col("id").rank("ordinal").cast(pl.Int64) + first_id,
+            )
             nodes.append(calls.select(list(_NODES)))
             ranges.append(around.select(list(RANGES)))
             files += [name] * calls["graph"].n_unique()
@@ -136,14 +137,14 @@ def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     ran = pl.concat([profile.kernels.select(keys), profile.copies.select(keys)])
     calls = profile.launches.filter(is_node).join(ran, on=keys, how="anti").sort("start")
     inside = pl.when(pl.col("start") < pl.col("stop")).then("graph")
-    found = [
+    matches = [
         calls.join_asof(
             graphs.with_row_index("graph").select(by, "begin", "stop", "graph"),
             left_on="start", right_on="begin", by=by, check_sortedness=False,
         ).select(inside.cast(pl.Int64).alias(by))
         for by in ("thread", "process")
     ]  # fmt: skip
-    graph = pl.concat(found, how="horizontal").select(graph=pl.coalesce("thread", "process"))
+    graph = pl.concat(matches, how="horizontal").select(graph=pl.coalesce("thread", "process"))
     calls = calls.with_columns(name.alias("name"), graph.to_series()).drop_nulls("graph")
     return calls.sort("graph", "start", maintain_order=True)
 

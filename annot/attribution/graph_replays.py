@@ -46,11 +46,11 @@ def with_captures(profile: Profile, captures: Iterable[Profile]) -> Profile:
         profile: the profile with the replays.
         captures: profiles with captures of graphs. An iterator needs the memory of one at a time.
     """
-    found = Captures.of(captures)
+    captured = Captures.of(captures)
     work = _work(profile)
-    match = _Match(found, work)
+    match = _Match(captured, work)
     notes = list(match.notes()) if work.height else ["The profile contains no replays of graphs for the captures."]
-    meta = profile.meta | {"notes": [*profile.meta["notes"], *found.notes, *notes]}
+    meta = profile.meta | {"notes": [*profile.meta["notes"], *captured.notes, *notes]}
     return replace(match.applied(profile), meta=meta)
 
 
@@ -108,9 +108,11 @@ class _Match:
         placed = placed.hstack(origins[placed["node"]])
         kernels, copies = placed.filter("kernel"), placed.filter(~pl.col("kernel"))
         return replace(
-            profile, kernels=_with_origins(profile.kernels, kernels), copies=_with_origins(profile.copies, copies),
+            profile,
+            kernels=_add_origins(profile.kernels, kernels),
+            copies=_add_origins(profile.copies, copies),
             captured=pl.concat([profile.captured, self._captures.ranges]),
-        )  # fmt: skip
+        )
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about the replays with layers and about those without."""
@@ -181,8 +183,8 @@ class _Match:
 
     def _codes(self, table: pl.DataFrame) -> pl.Series:
         name, grid = (
-            table[column].cast(pl.Enum(known)).to_physical().cast(pl.Int64)
-            for column, known in (("name", self._names), ("grid", self._grids))
+            table[column].cast(pl.Enum(categories)).to_physical().cast(pl.Int64)
+            for column, categories in (("name", self._names), ("grid", self._grids))
         )
         return pair(name.fill_null(-1), grid.fill_null(-1) + 1)
 
@@ -194,9 +196,9 @@ class _Match:
         """
         graphs = [self._fitting[kind][0] if self._alike(kind, self._fitting[kind]) else None for kind in self._kind]
         process = self._work["process"].gather(self._starts).to_list()
-        known = [replay for replay, graph in enumerate(graphs) if graph is not None]
+        resolved = [replay for replay, graph in enumerate(graphs) if graph is not None]
         sequences: dict[tuple[int, ...], int | None] = {}
-        for first, last in pairwise(known):
+        for first, last in pairwise(resolved):
             if last == first + 1 or process[first] != process[last]:
                 continue
             kinds = tuple(self._kind[first : last + 1])
@@ -241,8 +243,8 @@ def _names_of(codes: _Codes) -> _Codes:
 def _fits(replayed: Iterable[int], nodes: Iterable[int]) -> bool:
     """Return whether the names are equal, and the grids where both are known."""
     return all(
-        one == other or (one >> 32 == other >> 32 and not (one & _GRID and other & _GRID))
-        for one, other in zip(replayed, nodes, strict=True)
+        code == other or (code >> 32 == other >> 32 and not (code & _GRID and other & _GRID))
+        for code, other in zip(replayed, nodes, strict=True)
     )
 
 
@@ -255,11 +257,11 @@ def _begins(nodes: _Codes, replayed: _Codes) -> bool:
 def _shared(replayed: _Codes, nodes: _Codes) -> int:
     """Return the number of GPU activities before the first difference."""
     together = zip(replayed, nodes, strict=False)
-    different = (at for at, (one, other) in enumerate(together) if not _fits((one,), (other,)))
+    different = (at for at, (code, other) in enumerate(together) if not _fits((code,), (other,)))
     return next(different, min(len(replayed), len(nodes)))
 
 
-def _with_origins(table: pl.DataFrame, placed: pl.DataFrame) -> pl.DataFrame:
+def _add_origins(table: pl.DataFrame, placed: pl.DataFrame) -> pl.DataFrame:
     """Return kernels or copies with the origins of the rows that `placed` has."""
     columns = ("origin_thread", "origin_start")
     return table.with_columns(table[name].scatter(placed["row"], placed[name]) for name in columns)

@@ -105,5 +105,5 @@ def _bounds(passes: pl.DataFrame, tree: pl.DataFrame, first: pl.Series, last: pl
     """Return start and end of each pass. A cut pass starts or ends with the ranges of its thread."""
     threads = tree.group_by("thread").agg(begin=pl.col("start").min(), until=pl.col("end").max())
     edges = passes.select("thread").join(threads, on="thread", how="left", maintain_order="left")
-    known = edges.with_columns(start=tree["start"].gather(first), end=tree["end"].gather(last))
-    return known.select(start=pl.coalesce("start", "begin"), end=pl.coalesce("end", "until"))
+    bounds = edges.with_columns(start=tree["start"].gather(first), end=tree["end"].gather(last))
+    return bounds.select(start=pl.coalesce("start", "begin"), end=pl.coalesce("end", "until"))

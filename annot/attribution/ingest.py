@@ -52,11 +52,11 @@ class IngestedRanges:
             (pl.col("domain") == DOMAIN).fill_null(False).alias("ours"),
         )
         if sequence is not None:
-            known = "forward_thread" in ranges.columns
-            forward = pl.Series(ranges["forward_thread"]) if known else pl.lit(None, pl.Int64)
+            has_thread = "forward_thread" in ranges.columns
+            forward = pl.Series(ranges["forward_thread"]) if has_thread else pl.lit(None, pl.Int64)
             packed = packed.with_columns(sequence.alias("sequence"), forward.alias("forward_thread"))
         self._recent.append(packed)
-        if sum(part.height for part in self._recent) >= _PART_ROWS:
+        if sum(block.height for block in self._recent) >= _PART_ROWS:
             self._gather()
 
     def threads(self) -> Threads:
@@ -81,11 +81,12 @@ class IngestedRanges:
         threads = self.threads()
         code = threads.codes(self._thread_numbers())
         end = pl.max_horizontal(pl.col("end").fill_null(last), "start").alias("end")
-        parts = [
-            part.with_columns(end, code.gather(part["thread"]).alias("thread")) for part in self._emptied(self._parts)
+        blocks = [
+            block.with_columns(end, code.gather(block["thread"]).alias("thread"))
+            for block in self._emptied(self._parts)
         ]
-        ranges = pl.concat([_EMPTY, *parts], how="diagonal")
-        parts.clear()
+        ranges = pl.concat([_EMPTY, *blocks], how="diagonal")
+        blocks.clear()
         if "forward_thread" in ranges.columns:
             ranges = ranges.with_columns(threads.codes(ranges["forward_thread"]).alias("forward_thread"))
         return ranges if ranges["id"].is_sorted() else ranges.sort("id")
@@ -97,10 +98,10 @@ class IngestedRanges:
             self._recent.clear()
 
     @staticmethod
-    def _emptied(parts: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        parts.reverse()
-        while parts:
-            yield parts.pop()
+    def _emptied(blocks: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        blocks.reverse()
+        while blocks:
+            yield blocks.pop()
 
     def _thread_numbers(self) -> pl.Series:
         return pl.Series("thread", self._threads.keys(), pl.Int64)
@@ -108,10 +109,10 @@ class IngestedRanges:
     def _labels_of(self, ranges: pl.DataFrame) -> tuple[pl.Series, pl.Series | None]:
         """Return the label of each range, and its sequence number if any range of the block has one."""
         distinct, code = _distinct(ranges)
-        parts = split_suffix(distinct["text"])
+        suffixes = split_suffix(distinct["text"])
         # emit_nvtx does not mark backward operations; `parse_labels` recognises them by name.
         by_name = pl.col("operation") & pl.col("role").is_null()
-        texts = distinct.select("domain", "role", "call").hstack(parts).select(
+        texts = distinct.select("domain", "role", "call").hstack(suffixes).select(
             "domain", "stem", "call", "sizes", "sequence",
             role=pl.when(by_name).then(pl.lit("operation")).otherwise("role"),
         )  # fmt: skip

@@ -51,7 +51,7 @@ class Launches:
         owner = self.tree.owners(thread, start, end)
         if self._shared is not None:
             owner = self._shared.owners(owner, process, thread, start)
-        owner = self._by_time(owner, process, thread, start, end)
+        owner = self._attribute_by_time(owner, process, thread, start, end)
         step = self.steps.at(process, start)
         if self.steps.choice is not None:
             inside = self.steps.selected(step)
@@ -79,18 +79,18 @@ class Launches:
         """Return the process of each code, null for -1."""
         return self._processes.known.gather(column_ops.known(codes))
 
-    def _by_time(
+    def _attribute_by_time(
         self, owner: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series, end: pl.Series
     ) -> pl.Series:
         """Attribute calls outside any range of their own thread to the innermost range of another thread."""
         lost = (owner == column_ops.NONE).arg_true()
         calls = pl.DataFrame({"row": lost, "process": process.gather(lost), "thread": thread.gather(lost)})
         calls = calls.with_columns(start.gather(lost).alias("start"), end.gather(lost).alias("end"))
-        for (code,), part in calls.partition_by("process", as_dict=True).items():
+        for (code,), process_calls in calls.partition_by("process", as_dict=True).items():
             threads = [thread for thread in self._forest.threads.of_process(code) if thread in self._spans]
-            found = innermost_around(part, self.tree, self._forest.tree, self._spans, threads)
-            hit = found != column_ops.NONE
-            owner = owner.scatter(part["row"].filter(hit), by_time(found).filter(hit))
+            innermost = innermost_around(process_calls, self.tree, self._forest.tree, self._spans, threads)
+            hit = innermost != column_ops.NONE
+            owner = owner.scatter(process_calls["row"].filter(hit), by_time(innermost).filter(hit))
         return owner
 
     @cached_property

@@ -67,15 +67,15 @@ class Nodes:
 
     def chain(self, node: int) -> list[int]:
         """Return the keys of the path of a node, outermost first."""
-        return [self.keys[one] for one in reversed(self.up(node, NONE))]
+        return [self.keys[above] for above in reversed(self.up(node, NONE))]
 
     def up(self, node: int, outer: int) -> list[int]:
         """Return a node and the nodes around it, up to `outer`, which is left out; -1: all nodes around it."""
-        found = []
+        chain = []
         while node not in (outer, NONE):
-            found.append(node)
+            chain.append(node)
             node = self.parents[node]
-        return found
+        return chain
 
     def columns(self) -> tuple[pl.Series, pl.Series]:
         """Return parents and keys as Int32."""

@@ -77,7 +77,7 @@ def by_module(attribution: Attribution) -> pl.DataFrame:
     The last rows are the other ranges, `NO_MODULE`, by phase, and the unattributed GPU time, with self times only, so
     that self times add up to those of the run. A profile without module classes has no rows.
     """
-    keys = _with_modules(attribution.forest.layers())
+    keys = _name_modules(attribution.forest.layers())
     groups = keys.select("module", "phase").unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
     keys = keys.join(groups, on=["module", "phase"], how="left", maintain_order="left")
     rows = _rolled_up(attribution, groups.drop("group"), keys["group"].to_list())
@@ -98,11 +98,11 @@ def of_modules(rows: pl.DataFrame) -> pl.DataFrame:
 
     Rows without any module class are left out.
     """
-    rows = _with_modules(rows)
+    rows = _name_modules(rows)
     return rows.clear() if rows["module"].is_in(_REST).all() else rows
 
 
-def _with_modules(rows: pl.DataFrame) -> pl.DataFrame:
+def _name_modules(rows: pl.DataFrame) -> pl.DataFrame:
     lost, word = pl.col("layer") == UNATTRIBUTED, pl.lit(UNATTRIBUTED)
     module = pl.when(lost).then(word).when(pl.col("module") == "").then(pl.lit(NO_MODULE)).otherwise("module")
     return rows.with_columns(module.alias("module"), pl.when(lost).then(word).otherwise("phase").alias("phase"))
@@ -175,7 +175,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     first = ~inside_engine_range(tree, labels).alias("calls")  # the others are counted by the engine's range
     phase = phases.gather(column_ops.known(tree["path"])).fill_null("other")
     ranges = pl.DataFrame([op, phase, first, self_times(forest)])
-    parts = [part.group_by("op", "phase").agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    sums = [block.group_by("op", "phase").agg(pl.all().sum()) for block in ranges.iter_slices(_SLICE)]
     del ranges, phase, first  # may have millions of rows
     for block in () if attribution.source is None else attribution.source.work_blocks():
         work = attribution.attributor.of(block).filter(~pl.col("left_out"))
@@ -183,11 +183,11 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
             op.gather(column_ops.known(work["range"])).fill_null(NO_OPERATION), phases.gather(work["node"]),
             gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
         )  # fmt: skip
-        parts.append(rows.group_by("op", "phase").agg(pl.all().sum()))
+        sums.append(rows.group_by("op", "phase").agg(pl.all().sum()))
     outside = attribution.nodes.select(phases.cast(pl.String), "host_self_ns")
     outside = outside.filter(pl.col("phase") == UNATTRIBUTED, pl.col("host_self_ns") > 0)
-    parts = [*(part.with_columns(pl.col("op", "phase").cast(pl.String)) for part in parts), outside]
-    table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *parts], how="diagonal_relaxed")
+    sums = [*(block.with_columns(pl.col("op", "phase").cast(pl.String)) for block in sums), outside]
+    table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *sums], how="diagonal_relaxed")
     lost = pl.col("phase") == UNATTRIBUTED
     table = table.with_columns(op=pl.when(lost).then("phase").otherwise("op"))
     table = table.group_by("op", "phase").agg(pl.all().sum().cast(pl.Int64))
@@ -223,16 +223,18 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[
         pl.Series("outermost", attribution.forest.nodes.outermost(of_node), pl.Boolean),
         *(column_ops.fold(nodes["parent"], nodes[own]).alias(name) for name, own in _INCLUSIVE.items()),
     ).with_columns(pl.col("host_ns") - column_ops.fold(nodes["parent"], nodes["host_overlap_ns"]))
-    sums = table.filter(pl.col("group") != column_ops.NONE).group_by("group").agg(
-        pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
-    )  # fmt: skip
-    sums = _with_crossing(attribution, sums, of_key)
+    sums = (
+        table.filter(pl.col("group") != column_ops.NONE)
+        .group_by("group")
+        .agg(pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min())
+    )
+    sums = _add_crossing(attribution, sums, of_key)
     shown = pl.any_horizontal(pl.col("calls", "kernels_total", "copies", "gpu_ns", "host_ns") > 0)
     numbered = groups.with_columns(group=pl.int_range(pl.len()))
     return sums.filter(shown).join(numbered, on="group", how="left")
 
 
-def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+def _add_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
     """Add the crossing ranges: their calls, their host time and the GPU time launched in them."""
     crossing = attribution.forest.crossing
     keys = attribution.forest.labels["key"].gather(crossing["label"])

@@ -75,13 +75,13 @@ class LineTree:
 
         What is inside such a line is inside the line around it: the tree of selected steps lacks epochs.
         """
-        numbers = {one: number for number, one in enumerate(zip(other.parents, other.names, strict=True))}
-        found: list[int] = []
+        numbers = {pair: number for number, pair in enumerate(zip(other.parents, other.names, strict=True))}
+        matches: list[int] = []
         around = {column_ops.NONE: column_ops.NONE}
         for line, (parent, name) in enumerate(zip(self.parents, self.names, strict=True)):
-            found.append(numbers.get((around[parent], name), column_ops.NONE))
-            around[line] = around[parent] if found[line] == column_ops.NONE else found[line]
-        return found
+            matches.append(numbers.get((around[parent], name), column_ops.NONE))
+            around[line] = around[parent] if matches[line] == column_ops.NONE else matches[line]
+        return matches
 
 
 def is_layer(layer: str, module: str, phase: str) -> bool:
@@ -106,18 +106,18 @@ def line_tree(attribution: Attribution) -> LineTree:
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         is_later.append(names[key][2] in _LATER or (parent != column_ops.NONE and is_later[parent]))
         if not is_later[node]:
-            of_node[node] = lines.inside(_at(of_node, parent), names[key])
-    forward = {name: list(found) for name, found in lines.of_name.items()}
+            of_node[node] = lines.inside(_line_of(of_node, parent), names[key])
+    forward = {name: list(numbers) for name, numbers in lines.of_name.items()}
     for node, (parent, key) in enumerate(zip(nodes.parents, nodes.keys, strict=True)):
         if is_later[node]:
             among = forward.get(_name(names[key]), ()) if names[key][2] in _LATER else ()
-            of_node[node] = lines.inside(lines.nearest(_at(of_node, parent), among), names[key])
+            of_node[node] = lines.inside(lines.nearest(_line_of(of_node, parent), among), names[key])
     crossing = forest.labels["key"].gather(forest.crossing["label"].unique(maintain_order=True))
     of_crossing = {key: lines.anywhere(names[key]) for key in crossing}
     return LineTree(lines.names, lines.parents, lines.layers, of_node, of_crossing)
 
 
-def _at(of_node: Sequence[int], node: int) -> int:
+def _line_of(of_node: Sequence[int], node: int) -> int:
     return column_ops.NONE if node == column_ops.NONE else of_node[node]
 
 
@@ -215,9 +215,11 @@ def by_line(attribution: Attribution) -> pl.DataFrame:
     layers = by_layer(attribution)
     named = pl.DataFrame([*tree.names], schema=dict.fromkeys(("layer", "module", "named"), pl.String), orient="row")
     named = named.with_columns(
-        line=pl.int_range(pl.len()), parent=pl.Series(tree.parents, dtype=pl.Int64),
-        is_layer=pl.Series(tree.layers, dtype=pl.Boolean), level=pl.Series(tree.levels(), dtype=pl.Int64),
-    )  # fmt: skip
+        line=pl.int_range(pl.len()),
+        parent=pl.Series(tree.parents, dtype=pl.Int64),
+        is_layer=pl.Series(tree.layers, dtype=pl.Boolean),
+        level=pl.Series(tree.levels(), dtype=pl.Int64),
+    )
     rows = rows.join(named, on="line", how="left", maintain_order="left")
     rows = rows.with_columns(pl.coalesce("own", "phase").alias("own"))
     more = layers.select(*KEY[:2], *(name for name in _OF_LAYER if name in layers.columns), own="phase", known="phase")
@@ -254,14 +256,14 @@ def _inclusive(rows: pl.DataFrame, tree: LineTree) -> pl.DataFrame:
     """Add the sums with the lines inside, and the rows of lines of which only lines inside have a phase."""
     parents = pl.Series("parent", tree.parents, pl.Int32)
     every = pl.DataFrame({"line": pl.int_range(len(tree.parents), eager=True)})
-    parts = [rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _INCLUSIVE).clear()]
-    for _, part in rows.group_by("phase", maintain_order=True):
-        dense = every.join(part, on="line", how="left", maintain_order="left")
+    tables = [rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _INCLUSIVE).clear()]
+    for _, phase_rows in rows.group_by("phase", maintain_order=True):
+        dense = every.join(phase_rows, on="line", how="left", maintain_order="left")
         sums = (column_ops.fold(parents, dense[own].fill_null(0)).alias(name) for name, own in _INCLUSIVE.items())
-        dense = dense.with_columns(sums).with_columns(phase=pl.lit(part["phase"][0]))
+        dense = dense.with_columns(sums).with_columns(phase=pl.lit(phase_rows["phase"][0]))
         has_any = pl.any_horizontal(pl.col(_INCLUSIVE) > 0)
-        parts.append(dense.filter(pl.col("calls").is_not_null() | has_any))
-    return pl.concat(parts, how="diagonal_relaxed").with_columns(pl.col(_SUMS).fill_null(0))
+        tables.append(dense.filter(pl.col("calls").is_not_null() | has_any))
+    return pl.concat(tables, how="diagonal_relaxed").with_columns(pl.col(_SUMS).fill_null(0))
 
 
 def _busy(rows: pl.DataFrame, layers: pl.DataFrame) -> pl.Expr:

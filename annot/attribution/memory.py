@@ -29,11 +29,12 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
         return None
     marks = marks.filter(pl.col("text").str.starts_with(f"{MEMORY} ") & (pl.col("domain") == DOMAIN))
     texts = {text: parse_memory(text) for text in marks["text"].unique()}
-    known = pl.DataFrame(
+    figures = pl.DataFrame(
         [(text, *parsed) for text, parsed in texts.items() if parsed is not None],
-        schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String), orient="row",
-    )  # fmt: skip
-    marks = marks.join(known, on="text", maintain_order="left").with_columns(
+        schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String),
+        orient="row",
+    )
+    marks = marks.join(figures, on="text", maintain_order="left").with_columns(
         pl.col("payload").cast(pl.Int64, strict=False).alias("bytes")
     )
     if marks.is_empty():

@@ -85,13 +85,13 @@ def innermost_around(
     for thread in threads:
         first, last = spans[thread]
         begin = int(calls["start"].search_sorted(first, "left"))
-        part = calls[begin : int(calls["start"].search_sorted(last, "right"))]
-        there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, part.height)
-        found = tree.owners(there, part["start"], part["end"])
-        hit = (found != column_ops.NONE).arg_true()
-        new, old = found.gather(hit), best.gather(hit + begin)
-        known = column_ops.known(old)
-        later, same = starts.gather(new) > starts.gather(known), starts.gather(new) == starts.gather(known)
-        takes = (later | (same & (ends.gather(new) < ends.gather(known)))).fill_null(True)
+        covered_calls = calls[begin : int(calls["start"].search_sorted(last, "right"))]
+        there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, covered_calls.height)
+        owners = tree.owners(there, covered_calls["start"], covered_calls["end"])
+        hit = (owners != column_ops.NONE).arg_true()
+        new, old = owners.gather(hit), best.gather(hit + begin)
+        current = column_ops.known(old)
+        later, same = starts.gather(new) > starts.gather(current), starts.gather(new) == starts.gather(current)
+        takes = (later | (same & (ends.gather(new) < ends.gather(current)))).fill_null(True)
         best = best.scatter((hit + begin).filter(takes), new.filter(takes))
     return best

@@ -57,12 +57,12 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
     """
     domain = "domain" if "domain" in texts.columns else pl.lit("").alias("domain")
     call = "call" if "call" in texts.columns else pl.lit(None, pl.String).alias("call")
-    known = texts.select("text", "role", domain, call)
-    operations = _Operations(marks, known.filter(pl.col("role").is_null()).drop_nulls("text"))
+    texts = texts.select("text", "role", domain, call)
+    operations = _Operations(marks, texts.filter(pl.col("role").is_null()).drop_nulls("text"))
     rows = [
-        _as_row(_parse(text or "", role, domain, call, operations)) for text, role, domain, call in known.iter_rows()
+        _as_row(_parse(text or "", role, domain, call, operations)) for text, role, domain, call in texts.iter_rows()
     ]
-    return pl.DataFrame(rows, schema=_COLUMNS, orient="row").with_columns(operations.around(known["text"]))
+    return pl.DataFrame(rows, schema=_COLUMNS, orient="row").with_columns(operations.around(texts["text"]))
 
 
 class _Operations:
@@ -89,7 +89,9 @@ class _Operations:
     def around(self, texts: Iterable[str]) -> pl.Series:
         """Return the marked layers around the layer of each text, null for other texts."""
         outer = [self._scopes.layers(text)[:-1] if text in self._names else () for text in texts]
-        marked = [[[one.layer, one.module, one.phase] for one in layers if one.module] or None for layers in outer]
+        marked = [
+            [[layer.layer, layer.module, layer.phase] for layer in layers if layer.module] or None for layers in outer
+        ]
         return pl.Series("around", marked, pl.List(pl.List(pl.String)))
 
 

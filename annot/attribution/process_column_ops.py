@@ -32,7 +32,7 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
         return pl.Series(native.enclosing(start, end, key, above)).alias("parent")
     starts, ends, higher = start.to_list(), end.to_list(), above.to_list()
     running: defaultdict[int, list[int]] = defaultdict(list)
-    found = []
+    parents = []
     for row, of_key in enumerate(key.to_list()):
         best, around = NONE, higher[of_key]
         while around != NONE:
@@ -45,9 +45,9 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
                 ):
                     best = other
             around = higher[around]
-        found.append(best)
+        parents.append(best)
         running[of_key].append(row)
-    return pl.Series("parent", found, pl.Int32)
+    return pl.Series("parent", parents, pl.Int32)
 
 
 def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Series) -> tuple[pl.Series, pl.DataFrame]:
@@ -68,19 +68,19 @@ def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Se
         return counts.alias("count"), pl.DataFrame(dict(zip(("thread", "moment", "range"), changes, strict=True)))
     threads, above = thread.to_list(), parent.to_list()
     instants = [(at, False, row) for row, at in enumerate(start)] + [(at, True, row) for at, row in by_end.iter_rows()]
-    found, inside, last = set[int](), [0] * len(threads), dict[int, int]()
+    innermost_rows, inside, last = set[int](), [0] * len(threads), dict[int, int]()
     numbers, noted = [0], list[tuple[int, int, int]]()
     for _, ends, row in sorted(instants, key=itemgetter(0, 1)):
         around = above[row]
-        (found.discard if ends else found.add)(row)
+        (innermost_rows.discard if ends else innermost_rows.add)(row)
         if around != NONE:
             inside[around] += -1 if ends else 1
-            (found.discard if inside[around] else found.add)(around)
+            (innermost_rows.discard if inside[around] else innermost_rows.add)(around)
         for of_thread in (ANY, threads[row], *([threads[around]] if around != NONE else [])):
-            best = max((one for one in found if of_thread in (ANY, threads[one])), default=NONE)
+            best = max((other for other in innermost_rows if of_thread in (ANY, threads[other])), default=NONE)
             if last.get(of_thread, NONE) != best:
                 last[of_thread] = best
                 noted.append((of_thread, len(numbers), best))
-        numbers.append(len(found))
+        numbers.append(len(innermost_rows))
     schema = {"thread": pl.Int32, "moment": pl.Int64, "range": pl.Int32}
     return pl.Series("count", numbers, pl.Int32), pl.DataFrame(noted, schema=schema, orient="row")

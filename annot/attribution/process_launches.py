@@ -26,7 +26,7 @@ class SharedOwners:
 
     def __init__(self, forest: Forest) -> None:
         self._tree = forest.tree
-        self._layers = _in_layers(forest)
+        self._layers = _lie_in_layers(forest)
         self._groups = [(code, rows, Innermost(ranges)) for code, rows, ranges in _groups(forest)]
 
     def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
@@ -40,18 +40,18 @@ class SharedOwners:
         undecided = ~self._layers.gather(column_ops.known(path)).fill_null(False)
         for code, rows, innermost in self._groups:
             pending = (undecided & (process == code)).arg_true()
-            found, several = innermost.at(thread.gather(pending), start.gather(pending))
-            found = rows.gather(column_ops.known(found))
+            owner, several = innermost.at(thread.gather(pending), start.gather(pending))
+            owner = rows.gather(column_ops.known(owner))
             starts = self._tree["start"]
-            inside = starts.gather(column_ops.known(own.gather(pending))) > starts.gather(found)
-            takes = (found.is_not_null() & ~inside.fill_null(False)).arg_true()
+            inside = starts.gather(column_ops.known(own.gather(pending))) > starts.gather(owner)
+            takes = (owner.is_not_null() & ~inside.fill_null(False)).arg_true()
             decided = pending.gather(takes)
-            own = own.scatter(decided, guessed(found, several).gather(takes))
+            own = own.scatter(decided, guessed(owner, several).gather(takes))
             undecided = undecided.scatter(decided, False)
         return own
 
 
-def _in_layers(forest: Forest) -> pl.Series:
+def _lie_in_layers(forest: Forest) -> pl.Series:
     """Return which nodes are a layer or a phase, or lie inside one (Boolean)."""
     labels = forest.labels
     keys = set(labels["key"].filter(labels["layered"] | labels["phase"].is_in(LAYER_PHASES)))
@@ -67,11 +67,11 @@ def _groups(forest: Forest) -> Iterator[tuple[int, pl.Series, pl.DataFrame]]:
     shared = shared.slice(forest.thread_range_count)
     ours = (forest.labels["domain"] == DOMAIN).gather(shared["label"]).alias("ours")
     process = forest.threads.table["process_code"].gather(shared["thread"]).alias("process")
-    parts = shared.with_columns(process, ours).sort("process", ~pl.col("ours"), maintain_order=True)
-    for (code, _), part in parts.partition_by("process", "ours", as_dict=True, maintain_order=True).items():
-        rows = part["row"].cast(pl.Int32)
-        parent = column_ops.codes(part["parent"].cast(pl.Int64), rows.cast(pl.Int64))
-        yield code, rows, part.select("thread", "start", "end", parent.alias("parent"))
+    ranges = shared.with_columns(process, ours).sort("process", ~pl.col("ours"), maintain_order=True)
+    for (code, _), group in ranges.partition_by("process", "ours", as_dict=True, maintain_order=True).items():
+        rows = group["row"].cast(pl.Int32)
+        parent = column_ops.codes(group["parent"].cast(pl.Int64), rows.cast(pl.Int64))
+        yield code, rows, group.select("thread", "start", "end", parent.alias("parent"))
 
 
 class Innermost:
@@ -101,5 +101,5 @@ class Innermost:
         return row.gather(calls["call"].arg_sort()).alias("range"), (self._count.gather(moment) > 1).alias("several")
 
     def _joined(self, calls: pl.DataFrame) -> pl.Series:
-        found = calls.join_asof(self._changes, on="moment", by="thread", strategy="backward", check_sortedness=False)
-        return found["range"].fill_null(column_ops.NONE)
+        joined = calls.join_asof(self._changes, on="moment", by="thread", strategy="backward", check_sortedness=False)
+        return joined["range"].fill_null(column_ops.NONE)

@@ -124,13 +124,15 @@ def _thread_parents(
     spans = spans_of(eligible)
     processes = threads.table["process_code"].gather(shared["thread"])
     calls = shared.select("start", "end", process=processes).with_row_index("row").sort("start")
-    found = pl.Series("parent", [column_ops.NONE], pl.Int32).new_from_index(0, shared.height)
-    for (code,), part in calls.partition_by("process", as_dict=True, maintain_order=True).items():
+    parents = pl.Series("parent", [column_ops.NONE], pl.Int32).new_from_index(0, shared.height)
+    for (code,), process_calls in calls.partition_by("process", as_dict=True, maintain_order=True).items():
         inside = [thread for thread in threads.of_process(code) if thread in spans]
-        hit = innermost_around(part, tree, eligible, spans, inside)
-        known = hit != column_ops.NONE
-        found = found.scatter(part["row"].filter(known), rows.cast(pl.Int32).gather(hit.filter(known)))
-    return found
+        hit = innermost_around(process_calls, tree, eligible, spans, inside)
+        has_range = hit != column_ops.NONE
+        parents = parents.scatter(
+            process_calls["row"].filter(has_range), rows.cast(pl.Int32).gather(hit.filter(has_range))
+        )
+    return parents
 
 
 def overlap(tree: pl.DataFrame, thread_range_count: int) -> pl.DataFrame:

@@ -92,18 +92,18 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     folded = labels["role"].is_in(_OPERATIONS)
     labels = labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded"))
     threads = ingested.threads()
-    parts = [ingested.pop_ranges(last)]
-    if (shared := are_shared(parts[0], labels, threads)) is not None:
-        parts = [parts[0].filter(shared), parts[0].filter(~shared)]
+    tables = [ingested.pop_ranges(last)]
+    if (shared := are_shared(tables[0], labels, threads)) is not None:
+        tables = [tables[0].filter(shared), tables[0].filter(~shared)]
     if hooks.height:
-        parts.append(in_order(parts.pop()))  # the tree shares its columns
-        marked = nest(parts[-1].drop("sequence", "forward_thread", strict=False))[0]
-        parts.append(with_layers(parts.pop(), marked, hooks))
+        tables.append(in_order(tables.pop()))  # the tree shares its columns
+        marked = nest(tables[-1].drop("sequence", "forward_thread", strict=False))[0]
+        tables.append(with_layers(tables.pop(), marked, hooks))
         del marked
-    tree, crossing = nest(parts.pop())
+    tree, crossing = nest(tables.pop())
     thread_range_count = tree.height
-    if parts:
-        tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
+    if tables:
+        tree = pl.concat([tree, placed(tables.pop(), tree, labels, threads)], how="diagonal")
     path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
     if (moved := with_layers_around(nodes, keys, labels["text"])) is not None:
         nodes, final = moved

@@ -36,12 +36,12 @@ def paths_of(
     """
     key = contained_keys(tree["parent"], _own_keys(tree, labels), labels, keys)
     if "sequence" not in tree.columns and labels["around"].count():
-        return *_with_marked(tree, key, labels, keys), frozenset(), {}
+        return *_add_marked_layers(tree, key, labels, keys), frozenset(), {}
     path, parent, node_key = column_ops.paths(tree["parent"], key)
     nodes = Nodes.of(parent, node_key)
     if "sequence" not in tree.columns:
         return path, nodes, frozenset(), {}
-    forward = pl.concat(forward_rows(part) for part in _operations(tree, labels, threads))
+    forward = pl.concat(forward_rows(operations) for operations in _operations(tree, labels, threads))
     pairs = _outermost(dict(forward.iter_rows()), tree, labels)
     if (backward := (tree["id"] < 0) & (labels["phase"] == "backward").gather(tree["label"])).any():
         named = column_ops.inside(backward, tree["parent"])  # by the hooks of FSDP
@@ -50,12 +50,12 @@ def paths_of(
         return path, nodes, frozenset(), {}
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})
     return (
-        *_with_forward_layers(tree, key, rows.with_columns(tree["label"].gather(rows["row"])), nodes, labels, keys),
+        *_add_backward_layers(tree, key, rows.with_columns(tree["label"].gather(rows["row"])), nodes, labels, keys),
         pairs,
     )
 
 
-def _with_marked(tree: pl.DataFrame, key: pl.Series, labels: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:
+def _add_marked_layers(tree: pl.DataFrame, key: pl.Series, labels: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:
     """Insert the outer layers that marks name for an operation's layer between it and the range around it."""
     chains = [
         (*(keys.number((layer, module, phase)) for layer, module, phase in around or ()), own)
@@ -103,9 +103,9 @@ def _operations(tree: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> I
     role, number = labels["role"].cast(pl.Categorical), tree["sequence"]
     needed = number.filter((role == "backward").gather(tree["label"])).unique().drop_nulls()
     counts = role.is_in(["operator", "backward"]).gather(tree["label"]) & number.is_in(needed.implode())
-    parts = -(-int(counts.sum()) // _PART)
-    for part in range(max(parts, 1)):
-        row = (counts & (number % max(parts, 1) == part)).arg_true().alias("row")
+    block_count = -(-int(counts.sum()) // _PART)
+    for block in range(max(block_count, 1)):
+        row = (counts & (number % max(block_count, 1) == block)).arg_true().alias("row")
         rows = tree.select("thread", "start", "label", "sequence", "forward_thread")[row]
         process = threads.table["process_code"].gather(rows["thread"]).alias("process")
         forward = pl.when(pl.col("forward_thread") != column_ops.NONE).then("forward_thread")
@@ -132,7 +132,7 @@ def _outermost(forward: dict[int, int], tree: pl.DataFrame, labels: pl.DataFrame
     return {row: match for row, match in matches.items() if match not in (column_ops.NONE, matches.get(parent[row]))}
 
 
-def _with_forward_layers(
+def _add_backward_layers(
     tree: pl.DataFrame, key: pl.Series, rows: pl.DataFrame, nodes: Nodes, labels: pl.DataFrame, keys: Keys
 ) -> tuple[pl.Series, Nodes, frozenset[int]]:
     """Rebuild the paths with the backward layers of the forward operation instead of each backward operation.
@@ -145,7 +145,7 @@ def _with_forward_layers(
     chains: list[tuple[int, ...]] = []
     distinct = rows.select("forward", "label").unique(maintain_order=True)
     for node, label in distinct.iter_rows():
-        named = [keys.names[one] for one in nodes.chain(node) if one not in no_layers]
+        named = [keys.names[number] for number in nodes.chain(node) if number not in no_layers]
         layers = [keys.number((layer, module, "backward")) for layer, module, _ in named]
         chains.append((*layers, *([labels["key"][label]] if not layers or not labels["folded"][label] else [])))
     chain_keys = distinct.with_columns(key=pl.int_range(CHAIN, CHAIN + pl.len(), dtype=pl.Int32))
@@ -180,16 +180,16 @@ def forward_rows(operations: pl.DataFrame) -> pl.DataFrame:
     """
     forward = operations.filter(pl.col("role") == "operator").sort("start", maintain_order=True)
     backward = operations.filter(pl.col("role") == "backward").sort("start", maintain_order=True)
-    known = pl.col("forward_thread").is_not_null()
-    by_thread = backward.filter(known).with_columns(thread=pl.col("forward_thread"))
+    has_thread = pl.col("forward_thread").is_not_null()
+    by_thread = backward.filter(has_thread).with_columns(thread=pl.col("forward_thread"))
     users = forward.group_by("process", "sequence").agg(pl.col("thread").n_unique().alias("threads"))
     unambiguous = forward.join(users.filter(pl.col("threads") == 1), on=["process", "sequence"], how="semi")
     sides = (
         (by_thread, forward, ["thread", "sequence"]),
-        (backward.filter(~known), unambiguous.sort("start"), ["process", "sequence"]),
+        (backward.filter(~has_thread), unambiguous.sort("start"), ["process", "sequence"]),
     )
-    found = [
+    matches = [
         calls.join_asof(earlier.select(*by, "start", forward="row"), on="start", by=by, check_sortedness=False)
         for calls, earlier, by in sides
     ]
-    return pl.concat(part.select("row", "forward") for part in found).drop_nulls().sort("row")
+    return pl.concat(joined.select("row", "forward") for joined in matches).drop_nulls().sort("row")

@@ -57,10 +57,12 @@ def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
     segments = _segments(_runs(ranges.with_columns(update=is_update(forest.labels).gather(ranges["label"]))))
     codes: dict[tuple[int, ...], int] = {}
     numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
-    found = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
+    repetition = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
     rows = []
-    following = [*found.starts[1:], None] if found else []
-    for first, after, next_first in zip(found.starts, found.ends, following, strict=True) if found else ():
+    following = [*repetition.starts[1:], None] if repetition else []
+    for first, after, next_first in (
+        zip(repetition.starts, repetition.ends, following, strict=True) if repetition else ()
+    ):
         begin, end = _beginning(segments[first]), segments[after - 1][-1].end
         goes_on = next_first == after and _begins_at_once(segments[after])
         rows.append((begin.thread, begin.last if begin.phase == "data" else begin.start, end, goes_on))

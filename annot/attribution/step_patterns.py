@@ -60,10 +60,14 @@ def largest_repetitions(codes: Sequence[int], phases: Sequence[str]) -> Iterator
     most ranges. A pattern starts with a wait for data if it has one.
     """
     text = _as_text(codes)
-    found = [one for period in _periods(codes) if (one := _candidate(text, codes, period)) is not None]
+    candidates = [candidate for period in _periods(codes) if (candidate := _candidate(text, codes, period)) is not None]
     for weights in _weights(phases):
-        most = max((one.covered(weights) for one in found), default=0)
-        yield from (_occurrences(text, phases, one) for one in found if most and one.covered(weights) == most)
+        most = max((candidate.covered(weights) for candidate in candidates), default=0)
+        yield from (
+            _occurrences(text, phases, candidate)
+            for candidate in candidates
+            if most and candidate.covered(weights) == most
+        )
 
 
 def _as_text(codes: Sequence[int]) -> str:
@@ -83,18 +87,18 @@ def _weights(phases: Sequence[str]) -> Iterator[list[int]]:
         yield [0, *accumulate(map(counted, phases))]
 
 
-def _occurrences(text: str, phases: Sequence[str], found: _Candidate) -> Repetition:
-    first = found.first + _beginning(phases[found.first : found.first + found.period])
-    pattern, starts, ends = text[first : first + found.period], list[int](), list[int]()
-    waits = next((place for place in range(found.period) if phases[first + place] != "data"), 0)
+def _occurrences(text: str, phases: Sequence[str], candidate: _Candidate) -> Repetition:
+    first = candidate.first + _beginning(phases[candidate.first : candidate.first + candidate.period])
+    pattern, starts, ends = text[first : first + candidate.period], list[int](), list[int]()
+    waits = next((place for place in range(candidate.period) if phases[first + place] != "data"), 0)
     if text.startswith(pattern[waits:]):
-        starts, ends = [0], [found.period - waits]
+        starts, ends = [0], [candidate.period - waits]
     position = text.find(pattern, *ends)
     while position >= 0:
         starts.append(position)
-        ends.append(position + found.period)
+        ends.append(position + candidate.period)
         position = text.find(pattern, ends[-1])
-    return Repetition(starts, ends, found.period)
+    return Repetition(starts, ends, candidate.period)
 
 
 def _beginning(phases: Sequence[str]) -> int:

@@ -45,9 +45,11 @@ def repetition(forest: Forest) -> tuple[pl.DataFrame, str]:
     """
     top = _rows(forest, (forest.tree["parent"] == column_ops.NONE).arg_true())
     optimizers = optimizers_of(forest)
-    found = [_in_process(forest, part, optimizers) for part in top.partition_by("process", maintain_order=True)]
-    steps = pl.concat([_no_steps(top), *(steps for steps, _ in found)])
-    reasons = sorted({reason for _, reason in found}, key=lambda reason: reason == _NO_REPETITION)
+    by_process = [
+        _search_process(forest, ranges, optimizers) for ranges in top.partition_by("process", maintain_order=True)
+    ]
+    steps = pl.concat([_no_steps(top), *(steps for steps, _ in by_process)])
+    reasons = sorted({reason for _, reason in by_process}, key=lambda reason: reason == _NO_REPETITION)
     return steps, "" if steps.height else next(iter(reasons), _NO_REPETITION)
 
 
@@ -55,7 +57,7 @@ def _no_steps(level: pl.DataFrame) -> pl.DataFrame:
     return level.clear().select("thread", "start", "end", number=pl.lit(None, pl.Int64))
 
 
-def _in_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+def _search_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return the steps with most optimizer ranges. Of equal ones, the first count, unless a pool runs the optimizer."""
     updates = optimizers.filter(pl.col("process_code") == top["process"][0]).sort("start")
     trains, scattered = updates.height > 0, updates["thread"].n_unique() > 1
@@ -92,10 +94,10 @@ def _search(forest: Forest, level: pl.DataFrame, select: _Selection, *, trains: 
             break
         level, inside = select(level)
         whole = int((level["end"] - level["start"]).sum())
-        for found in largest_repetitions(level["code"].to_list(), level["phase"].to_list()):
-            first = found.ends[-1] - found.period
-            if _is_a_step(forest, level[first : found.ends[-1]], trains=trains):
-                steps, covered = _as_steps(level, found)
+        for repeated in largest_repetitions(level["code"].to_list(), level["phase"].to_list()):
+            first = repeated.ends[-1] - repeated.period
+            if _is_a_step(forest, level[first : repeated.ends[-1]], trains=trains):
+                steps, covered = _as_steps(level, repeated)
                 if 2 * covered >= whole:
                     return steps, covered, ""
                 reason = (
@@ -103,7 +105,7 @@ def _search(forest: Forest, level: pl.DataFrame, select: _Selection, *, trains: 
                 )
             else:
                 reason = reason or _ONLY_LAYERS
-        level = _inside_longest(forest, level, inside)
+        level = _ranges_in_longest(forest, level, inside)
     return empty, 0, reason or _NO_REPETITION
 
 
@@ -161,7 +163,7 @@ def _overlaps(rows: pl.DataFrame, others: pl.DataFrame) -> tuple[int, int]:
     return near.select((overlaps & ~inside).sum(), apart=(~overlaps & ~inside).sum()).row(0)
 
 
-def _inside_longest(forest: Forest, level: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+def _ranges_in_longest(forest: Forest, level: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges inside those with the label of the longest range, also on other threads."""
     longest = level.sort(pl.col("end") - pl.col("start"), descending=True, maintain_order=True)["code"][0]
     alike = level.filter(pl.col("code") == longest)
@@ -186,8 +188,8 @@ def _is_a_step(forest: Forest, pattern: pl.DataFrame, *, trains: bool) -> bool:
     return not of_model.all() or labels["phase"].is_in(["backward", "optimizer"]).any()
 
 
-def _as_steps(level: pl.DataFrame, found: Repetition) -> tuple[pl.DataFrame, int]:
-    index, after = pl.Series("index", found.starts, pl.Int64), pl.Series("after", found.ends, pl.Int64)
+def _as_steps(level: pl.DataFrame, repeated: Repetition) -> tuple[pl.DataFrame, int]:
+    index, after = pl.Series("index", repeated.starts, pl.Int64), pl.Series("after", repeated.ends, pl.Int64)
     first, last = level[index], level[after - 1]
     goes_on = (index.shift(-1) == after) & (first["parent"].shift(-1) == last["parent"])
     steps = first.select("thread", "start").with_columns(last["end"], goes_on.alias("goes_on"))

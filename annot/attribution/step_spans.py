@@ -32,7 +32,7 @@ def step_spans(attribution: Attribution) -> pl.DataFrame:
     table = attribution.steps.table.select("step", "start", "end", process_code="process")
     if not known(attribution.meta):
         return table.with_columns(behind=pl.lit(value=False))
-    table = _with_gpu(table, attribution)
+    table = _add_gpu_times(table, attribution)
     behind = pl.col("behind")
     start, end = pl.when(behind).then("begin").otherwise("start"), pl.when(behind).then("until").otherwise("end")
     spans = table.select("process_code", "step", start.alias("start"), end.alias("end"), "behind", ready="start")
@@ -41,11 +41,11 @@ def step_spans(attribution: Attribution) -> pl.DataFrame:
     )
 
 
-def _with_gpu(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def _add_gpu_times(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Add begin and until, the time of each step on a GPU that is behind, and behind."""
     steady = attribution.steps.steady().select("step", process_code="process", steady=pl.lit(value=True))
-    for part in (attribution.step_work.select("process_code", "step", "first_ns", "last_ns"), steady):
-        table = table.join(part, on=["process_code", "step"], how="left")
+    for values in (attribution.step_work.select("process_code", "step", "first_ns", "last_ns"), steady):
+        table = table.join(values, on=["process_code", "step"], how="left")
     table = table.sort("process_code", "start")
     finished = pl.col("last_ns").cum_max().forward_fill().over("process_code").alias("finished")
     table = table.with_columns(finished, first=pl.int_range(pl.len()).over("process_code") == 0)

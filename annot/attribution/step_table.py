@@ -41,8 +41,8 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     phases = placed.filter(pl.col("step") != column_ops.NONE).group_by("process_code", "step").agg(**sums)
     length = pl.col("end") - pl.col("start")
     lengths = step_spans(attribution).group_by("process_code", "step").agg(step_ns=length.sum())
-    for part in (phases, _data_times(ranges, steps), attribution.step_work, lengths):
-        rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
+    for values in (phases, _data_times(ranges, steps), attribution.step_work, lengths):
+        rows = rows.join(values, on=["process_code", "step"], how="left", maintain_order="left")
     counted = ["data_ns", *(f"{phase}_ns" for phase in PHASES), "gpu_ns", "kernels"]
     times = ("start_ns", "host_ns", "step_ns")
     columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", *times, *counted]
@@ -78,6 +78,6 @@ def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
     waits = ranges.filter(pl.col("phase") == "data")
     waits = waits.with_columns(steps.at(waits["process_code"], waits["start"]).alias("inside")).sort("end")
     spans = steps.table.select("step", process_code="process", end="start").sort("end")
-    found = waits.join_asof(spans, on="end", by="process_code", strategy="forward", check_sortedness=False)
-    found = found.with_columns(step=pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step"))
-    return found.drop_nulls("step").group_by("process_code", "step").agg(pl.col("host_ns").sum().alias("data_ns"))
+    assigned = waits.join_asof(spans, on="end", by="process_code", strategy="forward", check_sortedness=False)
+    assigned = assigned.with_columns(step=pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step"))
+    return assigned.drop_nulls("step").group_by("process_code", "step").agg(pl.col("host_ns").sum().alias("data_ns"))

@@ -25,17 +25,17 @@ def time_outside_steps(forest: Forest, steps: Steps) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     spans = spans.select("process", "start", length=length, until=length.cum_sum().over("process"))
     rows = pl.int_range(forest.tree.height, dtype=pl.Int32, eager=True)
-    top = _outside(forest, rows.filter(forest.tree["parent"] == column_ops.NONE), spans)
+    top = _time_outside(forest, rows.filter(forest.tree["parent"] == column_ops.NONE), spans)
     # What lies inside a range that a step contains lies in the step.
-    return none if top.is_empty() else _outside(forest, rows, spans)
+    return none if top.is_empty() else _time_outside(forest, rows, spans)
 
 
-def _outside(forest: Forest, rows: pl.Series, spans: pl.DataFrame) -> pl.DataFrame:
+def _time_outside(forest: Forest, rows: pl.Series, spans: pl.DataFrame) -> pl.DataFrame:
     ranges = forest.tree.select("thread", "start", "end")[rows]
     process = forest.threads.table["process_code"].gather(ranges["thread"]).alias("process")
     inside = time_in(spans, process, ranges["end"]) - time_in(spans, process, ranges["start"])
-    found = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
-    return found.filter(pl.col("outside_ns") > 0)
+    outside = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
+    return outside.filter(pl.col("outside_ns") > 0)
 
 
 def time_in(spans: pl.DataFrame, process: pl.Series, instants: pl.Series) -> pl.Series:

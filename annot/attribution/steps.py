@@ -85,9 +85,9 @@ class Steps:
         data = forest.labels["phase"] == "data"
         before = pl.col("end").shift(1).over("process").alias("before")
         steps = self.table.select("process", "step", before, begin="start")
-        waits = _followed(_of_process(_spans(forest, data), forest), "start", steps, "begin").drop_nulls("step")
+        waits = _followed(_process_spans(_spans(forest, data), forest), "start", steps, "begin").drop_nulls("step")
         waits = waits.filter((pl.col("end") > pl.col("before")).fill_null(True))
-        batches = _of_process(_spans(forest, forest.labels["loop"] & (forest.labels["layer"] == BATCH)), forest)
+        batches = _process_spans(_spans(forest, forest.labels["loop"] & (forest.labels["layer"] == BATCH)), forest)
         around = _preceded(waits, "start", batches.select("process", batch="start", until="end"), "batch")
         waits = around.filter((pl.col("until") < pl.col("end")).fill_null(True)).drop("batch", "until")
         waits = waits.with_columns(pl.max_horizontal("start", "before")).sort("start")
@@ -100,7 +100,7 @@ class Steps:
         earlier = waits.filter(pl.col("start") < pl.col("end"), pl.col("end") <= pl.col("last"))
         if earlier.is_empty():
             return replace(self, spans=spans)
-        others = _of_process(_spans(forest, ~data & (forest.labels["layer"] != EPOCH)), forest)
+        others = _process_spans(_spans(forest, ~data & (forest.labels["layer"] != EPOCH)), forest)
         earlier = _followed(earlier, "end", others.select("process", other="start"), "other")
         earlier = earlier.filter((pl.col("other") >= pl.col("last")).fill_null(True)).select(spans.columns)
         return replace(self, spans=pl.concat([spans, earlier]).sort("process", "start"))
@@ -171,7 +171,7 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     if key_range is not None:
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
         named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
-        return _found(_steps(named, forest), f"the ranges {key_range!r}", choice)
+        return _make_steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
     methods = ((_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL))
     threads = forest.threads.table
     loading = threads.select(pl.col("process_code").is_in(worker_processes(forest).implode()).arg_true()).to_series()
@@ -179,24 +179,24 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     for spans_of, found_by in methods:
         table = _steps(spans_of(forest).filter(~pl.col("thread").is_in(loading.implode())), forest)
         if table.height and not _is_warmup_only(table, forest):
-            return _found(table, found_by, choice)
+            return _make_steps(table, found_by, choice)
         warmups = warmups or (f"all {found_by} lie in ranges named warm-up" if table.height else "")
     spans, why = repetition(forest)
     table = _steps(spans.filter(~pl.col("thread").is_in(loading.implode())), forest)
     if table.height and _is_warmup_only(table, forest):
         table, why = table.clear(), "the pattern of ranges that repeats lies in ranges named warm-up"
     if table.is_empty():
-        return replace(_found(table, "", choice), missing=_why_no_steps(forest, warmups or why))
-    found = _found(table, _REPETITION, choice)
-    return replace(found, found_by=_TRAINING) if _all_optimize(found, forest) else found
+        return replace(_make_steps(table, "", choice), missing=_why_no_steps(forest, warmups or why))
+    detected = _make_steps(table, _REPETITION, choice)
+    return replace(detected, found_by=_TRAINING) if _all_optimize(detected, forest) else detected
 
 
 def _is_warmup_only(table: pl.DataFrame, forest: Forest) -> bool:
     """Return whether all steps start in ranges named warm-up, while other ranges are neither inside nor around them."""
     if not _named_warmup(table, forest).all():
         return False
-    every = _of_process(forest.every_range(), forest).sort("start")
-    warmups = _of_process(_warmup_ranges(forest), forest).select("process", warmup="start")
+    every = _process_spans(forest.every_range(), forest).sort("start")
+    warmups = _process_spans(_warmup_ranges(forest), forest).select("process", warmup="start")
     others = _followed(every.filter(~_named_warmup(every, forest)), "start", warmups, "warmup")
     return others.filter((pl.col("warmup") >= pl.col("end")).fill_null(True)).height > 0
 
@@ -224,7 +224,7 @@ def _all_optimize(steps: Steps, forest: Forest) -> bool:
     return steps.table.join(at, on=["process", "step"], how="anti").is_empty()
 
 
-def _found(table: pl.DataFrame, found_by: str, choice: slice | None) -> Steps:
+def _make_steps(table: pl.DataFrame, found_by: str, choice: slice | None) -> Steps:
     return Steps(table, found_by, choice, kinds=kinds_of(table))
 
 
@@ -315,7 +315,7 @@ def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
     return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
 
 
-def _of_process(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
+def _process_spans(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
     """Return process (code), start and end of spans."""
     process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
     return spans.select(process, "start", "end")
@@ -359,7 +359,7 @@ def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
 
 def _named_warmup(table: pl.DataFrame, forest: Forest) -> pl.Series:
     """Return which rows, by start, start in a range named warm-up of their process (Boolean)."""
-    ranges = _of_process(_warmup_ranges(forest), forest).sort("start")
+    ranges = _process_spans(_warmup_ranges(forest), forest).sort("start")
     ranges = ranges.with_columns(pl.col("end").cum_max().over("process").alias("until"))
     rows = table.select("process", "start").join_asof(ranges, on="start", by="process", check_sortedness=False)
     return (rows["until"] > rows["start"]).fill_null(False).alias("named")
@@ -374,9 +374,9 @@ def _warmup(table: pl.DataFrame) -> pl.Series:
     warmup: list[bool] = []
     if table["kind"].count():
         return pl.repeat(False, table.height, dtype=pl.Boolean, eager=True).alias("warmup")
-    for part in table.partition_by("process", maintain_order=True):
-        named = part["named"].to_list()
-        lengths = (part["end"] - part["start"]).to_list()
+    for process_steps in table.partition_by("process", maintain_order=True):
+        named = process_steps["named"].to_list()
+        lengths = (process_steps["end"] - process_steps["start"]).to_list()
         measured = [length for length, warm in zip(lengths, named, strict=True) if not warm]
         later = sorted(measured[len(measured) // 2 :])
         limit = _LONG * later[len(later) // 2] if later else 0

@@ -91,13 +91,13 @@ def _gpu_times(attribution: Attribution, lost: pl.DataFrame) -> dict[str, Any]:
         "unattributed_gpu_ns": outside,
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
-        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _in_named_warmup(attribution),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _named_warmup_ns(attribution),
         "gpu_guessed_ns": attribution.guessed_ns,
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
     }
 
 
-def _in_named_warmup(attribution: Attribution) -> int:
+def _named_warmup_ns(attribution: Attribution) -> int:
     """Return the GPU time (ns) in ranges named warm-up."""
     names, nodes, inside = attribution.forest.keys.names, attribution.forest.nodes, list[bool]()
     for parent, key in zip(nodes.parents, nodes.keys, strict=True):
@@ -116,7 +116,7 @@ def _counts(attribution: Attribution) -> dict[str, int]:
     """The numbers of ranges, kernels, copies and threads."""
     forest, nodes = attribution.forest, attribution.nodes
     return {
-        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
+        "ranges": sum(int((ranges["id"] >= 0).sum()) for ranges in (forest.tree, forest.crossing)),  # as recorded
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
@@ -156,14 +156,16 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
         "processes": (steps.table["process"] if steps.table.height else spans["process"]).n_unique(),
         "workers": {
-            "processes": loading.len(), "fetches": fetched.height, "host_ns": int(fetched.select(length.sum()).item()),
+            "processes": loading.len(),
+            "fetches": fetched.height,
+            "host_ns": int(fetched.select(length.sum()).item()),
         },
-    }  # fmt: skip
+    }
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
     numbers = dict(lost.select("module", pl.col("kernels") + pl.col("copies")).iter_rows())
-    found = (
+    counted = (
         (
             attribution.forest.open_ranges,
             "range was still open at the end of the capture",
@@ -185,7 +187,7 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             "kernels or copies are outside the selected steps and left out",
         ),
     )
-    notes = [f"{count:,} {one if count == 1 else many}" for count, one, many in found if count]
+    notes = [f"{count:,} {singular if count == 1 else plural}" for count, singular, plural in counted if count]
     if by_time := int(attribution.nodes["gpu_by_time_ns"].sum()):
         notes.append(
             f"{_duration(by_time)} of GPU time was launched outside any range on its thread. It is attributed to the "

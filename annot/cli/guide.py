@@ -25,6 +25,7 @@ CHAPTERS: Final = {
     "tags": "the grammar of range labels, for tools that write or read them",
     "schemas": "columns of the tables in JSON, CSV and Parquet, and their stability",
     "architecture": "the packages of annot, the life of a range and of a kernel",
+    "safeguards": "what can happen in a program that annot observes, where annot handles it, and its tests",
     "extending": "how to add a reader, a view, an advice rule or the formula of a layer",
 }
 _EXAMPLES: Final = """\

@@ -182,19 +182,19 @@ def collect(
         AnnotError: `out` cannot be written. The command was not run.
     """
     executable = resolve_command(command)
-    target, parts = _reserve(out, collector, force)
-    job = Job(tuple(command), executable, target, parts.path, say, layers)
+    target, folder = _reserve(out, collector, force)
+    job = Job(tuple(command), executable, target, folder.path, say, layers)
     try:
         status = collector.run(job)
     except AnnotError:
-        parts.remove()
+        folder.remove()
         raise
     try:
         collected = collector.convert(job, status)
     except (AnnotError, OSError, ModuleNotFoundError) as error:  # the last: installed without polars
-        leftover = f"; the recorded data is in {parts.path}" if parts.leave() else ""
+        leftover = f"; the recorded data is in {folder.path}" if folder.leave() else ""
         return Outcome(status, target, None, f"{error}{leftover}")
-    parts.remove()
+    folder.remove()
     return Outcome(status, target, collected)
 
 
@@ -209,7 +209,7 @@ def _reserve(out: Path | None, collector: Collector, force: bool) -> tuple[Path,
             ) from None
     for number in itertools.count(1):
         out = Path(f"annot{number}{collector.suffix}")
-        if any(os.path.lexists(path) for path in (out, *_beside(out, collector))):
+        if any(os.path.lexists(path) for path in (out, *_extra_outputs(out, collector))):
             continue
         try:
             return out, PartsFolder(out, force=False)
@@ -223,12 +223,12 @@ def _check_free(out: Path, collector: Collector, force: bool) -> None:
         raise AnnotError(f"{out} is a folder: use -o with a file name")
     if out.suffix == ".nsys-rep":
         raise AnnotError(f"{out} is a report of Nsight Systems: use -o {out.with_suffix('.sqlite')}, its export")
-    for path in (out, *_beside(out, collector)):
+    for path in (out, *_extra_outputs(out, collector)):
         if os.path.lexists(path) and not force:
             raise AnnotError(f"{path} exists: use another name with -o, or replace it with --force")
         if path.exists() and not path.is_file():
             raise AnnotError(f"{path} is not a regular file: use another name with -o")
 
 
-def _beside(out: Path, collector: Collector) -> list[Path]:
+def _extra_outputs(out: Path, collector: Collector) -> list[Path]:
     return [report_of(out)] if collector.name == "nsys" else []

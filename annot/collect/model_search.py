@@ -54,9 +54,9 @@ def _search_keras(keras: Any) -> None:
         return
     from annot.keras.found_models import FoundModels
 
-    found = FoundModels(_tensorflow_block if backend == "tensorflow" else None)
-    search.on_end(found.remove)
-    found.install()
+    models = FoundModels(_tensorflow_block if backend == "tensorflow" else None)
+    search.on_end(models.remove)
+    models.install()
 
 
 def _tensorflow_block(model: Any) -> Any:

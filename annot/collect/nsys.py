@@ -151,9 +151,7 @@ def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
     with _Streams() as streams, _log_of(job) as log:
         command = [*profile, *streams.launcher(), job.executable, *job.command]
         # In a separate process group, because nsys kills the script on Ctrl-C instead of letting it exit.
-        nsys = subprocess.Popen(
-            command, stdout=log, stderr=log, close_fds=False, process_group=0, env=environment(job)
-        )  # fmt: skip
+        nsys = subprocess.Popen(command, stdout=log, stderr=log, close_fds=False, process_group=0, env=environment(job))
         script = streams.script_id(nsys.pid)
         if script is None:
             nsys.wait()

@@ -50,7 +50,7 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         self.path = Path(path)
         self.recording = None
         self._force = force
-        self._parts: PartsFolder | None = None
+        self._folder: PartsFolder | None = None
         self._recorder: ctypes.CDLL | None = None
         self._pid = 0
         self._environ: dict[str, str | None] = {}
@@ -71,17 +71,17 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __exit__(self, *exception: object) -> None:
         # A child process that was forked inside the block leaves the profile to its parent.
-        if self._recorder is None or self._parts is None or self._pid != os.getpid():
+        if self._recorder is None or self._folder is None or self._pid != os.getpid():
             return
         from annot.emit import client
 
         self._recorder.annot_recorder_stop()
-        parts, self._recorder, self._parts = self._parts, None, None
+        folder, self._recorder, self._folder = self._folder, None, None
         self._restore_environ()
         client.release()
-        if os.path.abspath(self.path) != str(parts.target):  # the program changed the working directory
-            self.path = parts.target
-        self._write(parts)
+        if os.path.abspath(self.path) != str(folder.target):  # the program changed the working directory
+            self.path = folder.target
+        self._write(folder)
 
     def _check_path(self) -> None:
         if self.path.is_dir():
@@ -94,7 +94,7 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         if not folder.is_dir():
             raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
 
-    def _make_parts(self) -> PartsFolder:
+    def _make_folder(self) -> PartsFolder:
         from annot.collect.parts_folder import PartsFolder
 
         try:
@@ -108,34 +108,34 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
     def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
         from annot.emit import client
 
-        parts = self._make_parts()
+        folder = self._make_folder()
         self._set_environ(_INJECTION, library)
         blind = _nvtx_is_blind(recorder)
-        error = recorder.annot_recorder_start(os.fsencode(parts.path))
+        error = recorder.annot_recorder_start(os.fsencode(folder.path))
         if error:
             self._restore_environ()
-            parts.remove()
-            raise AnnotError(f"{self.path} cannot be written: {parts.path}: {os.strerror(error)}")
-        self._set_environ(_FOLDER, str(parts.path))
-        self._recorder, self._parts, self._pid = recorder, parts, os.getpid()
+            folder.remove()
+            raise AnnotError(f"{self.path} cannot be written: {folder.path}: {os.strerror(error)}")
+        self._set_environ(_FOLDER, str(folder.path))
+        self._recorder, self._folder, self._pid = recorder, folder, os.getpid()
         client.reattach()
         if blind:
             own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
             warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=3)
 
-    def _write(self, parts: PartsFolder) -> None:
+    def _write(self, folder: PartsFolder) -> None:
         try:
             from annot.read.recording.export import assemble
 
-            self.recording = assemble(parts.path, self.path)
+            self.recording = assemble(folder.path, self.path)
         except (AnnotError, ModuleNotFoundError) as error:  # the latter: installed without polars
-            parts.leave()
-            warn(f"{error}; the recorded data is in {parts.path}", stacklevel=3)
+            folder.leave()
+            warn(f"{error}; the recorded data is in {folder.path}", stacklevel=3)
             return
         except BaseException:  # for example KeyboardInterrupt
-            parts.leave()
+            folder.leave()
             raise
-        parts.remove()
+        folder.remove()
         if self.recording.lost:
             warn(self.recording.loss(self.path), stacklevel=3)
 

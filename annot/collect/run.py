@@ -103,9 +103,9 @@ class Collector(Protocol):
 def resolve_command(command: Sequence[str]) -> str:
     """Return the path of the executable of a command, or raise CommandError: not found (127), not executable (126)."""
     name = command[0]
-    found = shutil.which(name)
-    if found:
-        return found
+    executable = shutil.which(name)
+    if executable:
+        return executable
     folders = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep)
     for candidate in (os.path.join(folder, name) for folder in folders) if name else ():
         if os.path.isdir(candidate):
@@ -145,8 +145,8 @@ def _isolating_option(command: Sequence[str]) -> str:
     for word in words:
         if not re.match("-[A-Za-z?]", word):
             return ""
-        found = re.match("-[^cmWXIES]*([cmWXIES]?)(.*)", word)
-        letter, rest = found.groups() if found else ("", "")
+        match = re.match("-[^cmWXIES]*([cmWXIES]?)(.*)", word)
+        letter, rest = match.groups() if match else ("", "")
         if letter in ("I", "E", "S"):
             return f"-{letter}"
         if letter in ("c", "m"):

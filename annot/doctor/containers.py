@@ -32,10 +32,13 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # A Pod has no command-line flags; the remedy is a field of its specification.
 _REMEDIES: Final = {
     "Docker": {
-        "gpu": "docker run --gpus all", "shm": "docker run --shm-size=8g", "admin": "docker run --cap-add=SYS_ADMIN",
+        "gpu": "docker run --gpus all",
+        "shm": "docker run --shm-size=8g",
+        "admin": "docker run --cap-add=SYS_ADMIN",
     },
     "Podman": {
-        "gpu": "podman run --device nvidia.com/gpu=all", "shm": "podman run --shm-size=8g",
+        "gpu": "podman run --device nvidia.com/gpu=all",
+        "shm": "podman run --shm-size=8g",
         "admin": "podman run --cap-add=SYS_ADMIN",
     },
     "Kubernetes": {
@@ -43,7 +46,7 @@ _REMEDIES: Final = {
         "shm": "kubectl edit pod  # volumes: [{name: shm, emptyDir: {medium: Memory}}], mounted at /dev/shm",
         "admin": "kubectl edit pod  # securityContext: {capabilities: {add: [SYS_ADMIN]}}",
     },
-}  # fmt: skip
+}
 
 
 def permissions(machine: Machine) -> list[Check]:
@@ -54,8 +57,8 @@ def permissions(machine: Machine) -> list[Check]:
 def examine(machine: Machine) -> list[Check]:
     """Check for a container and WSL, and for features that they restrict."""
     container = container_of(machine)
-    found = [] if container is None else [_container(machine, container), *_filter(machine, container)]
-    return [*found, *_memory(machine, container), *_wsl(machine)]
+    checks = [] if container is None else [_container(machine, container), *_filter(machine, container)]
+    return [*checks, *_memory(machine, container), *_wsl(machine)]
 
 
 def container_of(machine: Machine) -> str | None:
@@ -78,16 +81,16 @@ def _container(machine: Machine, container: str) -> Check:
 
 
 def _filter(machine: Machine, container: str) -> list[Check]:
-    found = re.search(r"^Seccomp:\s*(\d)", machine.text("/proc/self/status"), re.MULTILINE)
-    if found is None or found[1] != _FILTERED or _may_use_perf_events(machine):
+    match = re.search(r"^Seccomp:\s*(\d)", machine.text("/proc/self/status"), re.MULTILINE)
+    if match is None or match[1] != _FILTERED or _may_use_perf_events(machine):
         return []
     text = "seccomp blocks system calls: CPU samples, context switches and GPU counters are not available"
     return [Check("container's filter", "note", text, _REMEDIES[container]["admin"])]
 
 
 def _memory(machine: Machine, container: str | None) -> list[Check]:
-    found = re.findall(r"^\S+ /dev/shm \S+ \S*?\bsize=(\d+)([kmg]?)", machine.text("/proc/self/mounts"), re.MULTILINE)
-    size = int(found[-1][0]) * _UNITS[found[-1][1]] if found else _SMALL_MEMORY  # mounts may have no size limit
+    mounts = re.findall(r"^\S+ /dev/shm \S+ \S*?\bsize=(\d+)([kmg]?)", machine.text("/proc/self/mounts"), re.MULTILINE)
+    size = int(mounts[-1][0]) * _UNITS[mounts[-1][1]] if mounts else _SMALL_MEMORY  # mounts may have no size limit
     if size >= _SMALL_MEMORY:
         return []
     text = f"/dev/shm is limited to {size >> 20} MiB: DataLoader workers may fail with a bus error"
@@ -111,8 +114,8 @@ def _wsl(machine: Machine) -> list[Check]:
 
 def _capabilities(machine: Machine) -> frozenset[int]:
     """Return the numbers of the effective capabilities of this process."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", machine.text("/proc/self/status"), re.MULTILINE)
-    mask = int(found[1], 16) if found else 0
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", machine.text("/proc/self/status"), re.MULTILINE)
+    mask = int(match[1], 16) if match else 0
     return frozenset(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
@@ -122,10 +125,10 @@ def _may_use_perf_events(machine: Machine) -> bool:
 
 
 def _counters(machine: Machine) -> list[Check]:
-    found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", machine.text(_PARAMETERS), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", machine.text(_PARAMETERS), re.MULTILINE)
+    if match is None:
         return []
-    if found[1] == "0":
+    if match[1] == "0":
         return [Check("GPU counters", "ok", "available to all users")]
     if _SYS_ADMIN in _capabilities(machine):
         return [Check("GPU counters", "ok", "available to administrators only; this process has CAP_SYS_ADMIN")]

@@ -42,15 +42,15 @@ def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
     return [*checks_of(machine, cuda, list(builds()), nsys), keras]
 
 
-def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build], nsys: Nsys | None) -> list[Check]:
+def checks_of(machine: Machine, cuda: tuple[int, ...] | None, installed: list[Build], nsys: Nsys | None) -> list[Check]:
     """Compare the frameworks and Nsight Systems with the driver. `cuda` is the newest CUDA version that it supports."""
     there = has_gpu_driver(machine.root)
-    names = {build.name for build in found}
+    names = {build.name for build in installed}
     missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if name not in names]
     return [
         _driver(machine, cuda, there),
         *_runtime(machine),
-        *(_framework(build, cuda, there) for build in found),
+        *(_framework(build, cuda, there) for build in installed),
         *missing,
         *_nsys_and_cuda(nsys, cuda),
     ]
@@ -94,9 +94,9 @@ def _driver(machine: Machine, cuda: tuple[int, ...] | None, there: bool) -> Chec
 def _runtime(machine: Machine) -> list[Check]:
     """Check the toolkits in ``/usr/local`` and the runtime packages of the frameworks."""
     toolkits = [path.parent for path in sorted(machine.root.glob("usr/local/cuda*/version.json"))]
-    found = {f"/{folder.relative_to(machine.root)}": _toolkit(folder) for folder in toolkits if not folder.is_symlink()}
-    found |= {f"the package {name}": version_of(name) for name in _RUNTIME_PACKAGES}
-    text = "; ".join(f"{version} in {location}" for location, version in found.items() if version)
+    versions = {f"/{path.relative_to(machine.root)}": _toolkit(path) for path in toolkits if not path.is_symlink()}
+    versions |= {f"the package {name}": version_of(name) for name in _RUNTIME_PACKAGES}
+    text = "; ".join(f"{version} in {location}" for location, version in versions.items() if version)
     return [Check("CUDA runtime", "ok", text)] if text else []
 
 
@@ -135,8 +135,8 @@ def _nsys_and_cuda(nsys: Nsys | None, cuda: tuple[int, ...] | None) -> list[Chec
 
 
 def _assigned(text: str, name: str) -> str | None:
-    found = re.search(rf"^{name}\b[^=\n]*= '([^']+)'", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rf"^{name}\b[^=\n]*= '([^']+)'", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -15,8 +15,8 @@ _INSTALL_NSYS = "sudo apt install nsight-systems"
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
     """Check NVIDIA's profilers. `nsys` is the one that `annot run` uses."""
-    parts = [] if nsys is None else [_import_of(nsys), _writing_of(nsys)]
-    return [_nsys(machine, nsys), *parts, _ncu(machine)]
+    nsys_checks = [] if nsys is None else [_import_of(nsys), _writing_of(nsys)]
+    return [_nsys(machine, nsys), *nsys_checks, _ncu(machine)]
 
 
 def _nsys(machine: Machine, nsys: Nsys | None) -> Check:
@@ -53,9 +53,9 @@ def _writing_of(nsys: Nsys) -> Check:
 
 
 def _ncu(machine: Machine) -> Check:
-    found = find_ncu(machine.environ, machine.root)
-    if found is not None:
-        path, version = found
+    ncu = find_ncu(machine.environ, machine.root)
+    if ncu is not None:
+        path, version = ncu
         return Check("Nsight Compute", "ok", f"{version} at {path}")
     if named := machine.environ.get("ANNOT_NCU"):
         return Check("Nsight Compute", "note", f"ANNOT_NCU is {named}, which does not respond", "unset ANNOT_NCU")

@@ -15,7 +15,7 @@ from annot.labels.marks import format_source
 __all__ = ["note", "noted", "source_of"]
 
 _FRAMEWORKS: Final = ("torch", "keras", "tf_keras", "tensorflow", "annot")
-_known: Final[dict[tuple[str, str], str]] = {}
+_sources: Final[dict[tuple[str, str], str]] = {}
 _noted: Final[dict[str, str]] = {}
 
 
@@ -57,26 +57,26 @@ def source_of(cls: type) -> str:
     if module.partition(".")[0] in _FRAMEWORKS:
         return ""
     key = module, cls.__qualname__
-    if key not in _known:
+    if key not in _sources:
         file = getattr(sys.modules.get(module), "__file__", None)
-        known = isinstance(file, str) and os.path.isfile(file)
-        line = _line(cls, str(file)) if known else 0
-        _known[key] = f"{_shown(str(file))}:{line}" if line else ""
-    return _known[key]
+        has_file = isinstance(file, str) and os.path.isfile(file)
+        line = _line(cls, str(file)) if has_file else 0
+        _sources[key] = f"{_shown(str(file))}:{line}" if line else ""
+    return _sources[key]
 
 
 def _line(cls: type, file: str) -> int:
     """Return the line of the class statement; 0: unknown. Before Python 3.13, `inspect` parses the whole file."""
-    known = vars(cls).get("__firstlineno__")
-    if isinstance(known, int):
-        return known
+    first_line = vars(cls).get("__firstlineno__")
+    if isinstance(first_line, int):
+        return first_line
     codes = (getattr(value, "__code__", None) for value in vars(cls).values())
     name = os.path.basename(file)
     methods = [code.co_firstlineno for code in codes if code and os.path.basename(code.co_filename) == name]
     statement = re.compile(rf"\s*class\s+{re.escape(cls.__name__)}\b")
     with tokenize.open(file) as lines:
-        found = [number for number, line in enumerate(lines, 1) if statement.match(line)]
-    before = [number for number in found if number <= min(methods, default=sys.maxsize)]
+        matches = [number for number, line in enumerate(lines, 1) if statement.match(line)]
+    before = [number for number in matches if number <= min(methods, default=sys.maxsize)]
     return (before or [0])[-1]
 
 
@@ -84,4 +84,4 @@ def _shown(file: str) -> str:
     """Return a path relative to the closest of the folders from which Python imports modules."""
     file = os.path.abspath(file)
     folders = [os.path.join(os.path.abspath(folder), "") for folder in (os.getcwd(), *sys.path)]
-    return file.removeprefix(max((one for one in folders if file.startswith(one)), key=len, default=""))
+    return file.removeprefix(max((folder for folder in folders if file.startswith(folder)), key=len, default=""))

@@ -172,9 +172,9 @@ def event(
         few: there are few texts of this kind. They are registered even beyond `MAX_TEXTS`.
     """
     if payload is None:
-        found = _events.get((text, domain, category, color))
-        if found is not None:
-            return found
+        cached = _events.get((text, domain, category, color))
+        if cached is not None:
+            return cached
     keep = few or (text, domain) in _texts or (not transient and len(_texts) < MAX_TEXTS)
     if not keep and not IS_NATIVE:
         text, keep = general or _shorter(text), True
@@ -217,7 +217,7 @@ def _category(domain: str, name: str) -> int:
     with _categories_lock:
         number = _categories.get((domain, name))
         if number is None:
-            number = 1 + sum(known == domain for known, _ in _categories)
+            number = 1 + sum(other == domain for other, _ in _categories)
             _categories[domain, name] = number
             _client.name_category(domain, number, name)
         return number

@@ -47,7 +47,6 @@ def _to_the_end(work: Callable[..., None], *args: Any) -> None:
             work(*args)
         except BaseException:  # another signal may arrive
             work(*args)
-            raise
         raise
 
 

@@ -90,21 +90,21 @@ def _selectors(name: str, selection: Selection, base: type[Any], expected: str, 
         return None
     patterns, classes = [], []
     several = isinstance(selection, Iterable) and not isinstance(selection, (str, type))
-    for one in selection if several else (selection,):
-        if isinstance(one, str):
-            patterns.append(_compiled(one, separator))
-        elif isinstance(one, type) and issubclass(one, base):
-            classes.append(one)
+    for selector in selection if several else (selection,):
+        if isinstance(selector, str):
+            patterns.append(_compiled(selector, separator))
+        elif isinstance(selector, type) and issubclass(selector, base):
+            classes.append(selector)
         else:
-            raise TypeError(f"{name} must contain {expected}, got {one!r}")
+            raise TypeError(f"{name} must contain {expected}, got {selector!r}")
     return _Selectors(tuple(patterns), tuple(classes))
 
 
 def _compiled(pattern: str, separator: str) -> re.Pattern[str]:
     """Translate a pattern into a regular expression for the whole path."""
     between = re.escape(separator)
-    parts = re.compile(rf"{between}\*\*|\*\*{between}?|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
-    translated = "".join(_translated(part, separator) for part in parts.findall(pattern))
+    token_pattern = re.compile(rf"{between}\*\*|\*\*{between}?|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
+    translated = "".join(_translated(token, separator) for token in token_pattern.findall(pattern))
     if pattern not in ("", "**"):  # only "" and "**" match the empty path of the model
         translated = "(?=.)" + translated
     try:
@@ -113,13 +113,16 @@ def _compiled(pattern: str, separator: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is not a valid path pattern: {error}") from None
 
 
-def _translated(part: str, separator: str) -> str:
+def _translated(token: str, separator: str) -> str:
     between = re.escape(separator)
     meaning = {
-        "*": f"[^{between}]*", "?": f"[^{between}]", f"{separator}**": f"(?:{between}.+)?",
-        f"**{separator}": f"(?:.+{between})?", "**": ".*",
-    }  # fmt: skip
-    if len(part) > 2 and part[0] == "[" and part[-1] == "]":
-        inside = part[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^")
+        "*": f"[^{between}]*",
+        "?": f"[^{between}]",
+        f"{separator}**": f"(?:{between}.+)?",
+        f"**{separator}": f"(?:.+{between})?",
+        "**": ".*",
+    }
+    if len(token) > 2 and token[0] == "[" and token[-1] == "]":
+        inside = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^")
         return f"[^{between}{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
-    return meaning.get(part) or re.escape(part)
+    return meaning.get(token) or re.escape(token)

@@ -45,7 +45,7 @@ def cpu_name() -> str:
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            found = re.search(r"^model name\s*:\s*(.*)", file.read(), re.MULTILINE)
+            match = re.search(r"^model name\s*:\s*(.*)", file.read(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor()
+        match = None
+    return match[1] if match else platform.processor()

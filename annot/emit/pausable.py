@@ -86,7 +86,7 @@ class SwitchedBlock(ABC):
             self._update()
         if self._schedule is not None:
             del done[:]
-            loop.followers.of_batches.append(self._after_batch)
+            loop.followers.of_batches.append(self._count_batch)
         if (loops := self._fit_loops()) is not None:
             self._loops.append(loops)
             if client.enabled():  # even while paused, because a schedule counts the batches
@@ -98,11 +98,11 @@ class SwitchedBlock(ABC):
             self._loops[-1].remove()
             del self._loops[-1]
         followers = loop.followers.of_batches
-        follows = self._after_batch in followers
+        follows = self._count_batch in followers
         if "batches" not in done:
             done += ["batches"]
             if follows:
-                followers.remove(self._after_batch)
+                followers.remove(self._count_batch)
         with self._lock:
             if "block" not in done:
                 done += ["block"]
@@ -133,7 +133,7 @@ class SwitchedBlock(ABC):
             self._by_hand, self._step = True, 0  # discard the steps counted from batches
         self._next_step()
 
-    def _after_batch(self) -> None:
+    def _count_batch(self) -> None:
         if not self._by_hand:
             self._next_step()
 

@@ -27,17 +27,17 @@ def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[
         >>> tensor_specs([numpy.zeros((2, 3), "float32")], {})
         ((TensorSpec(shape=(2, 3), dtype='f32'),), 0)
     """
-    found = tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype"))
-    return tuple(map(spec_of, found[:MAX_TENSORS])), max(0, len(found) - MAX_TENSORS)
+    tensors = tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype"))
+    return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> list[Any]:
     """Return the tensor arguments in the order of `tensor_specs`."""
-    found: list[Any] = []
-    _collect(args, _DEPTH, is_tensor, found)
+    tensors: list[Any] = []
+    _collect(args, _DEPTH, is_tensor, tensors)
     if kwargs:
-        _collect(kwargs.values(), _DEPTH, is_tensor, found)
-    return found
+        _collect(kwargs.values(), _DEPTH, is_tensor, tensors)
+    return tensors
 
 
 def spec_of(tensor: Any) -> TensorSpec:
@@ -51,11 +51,11 @@ def _sizes(tensor: Any) -> tuple[int | None, ...]:
     return tuple(size if type(size) is int else None for size in tensor.shape)
 
 
-def _collect(values: Iterable[Any], depth: int, is_tensor: Callable[[Any], bool], found: list[Any]) -> None:
+def _collect(values: Iterable[Any], depth: int, is_tensor: Callable[[Any], bool], tensors: list[Any]) -> None:
     for value in values:
         if is_tensor(value):
-            found.append(value)
+            tensors.append(value)
         elif depth and isinstance(value, (list, tuple)):
-            _collect(value, depth - 1, is_tensor, found)
+            _collect(value, depth - 1, is_tensor, tensors)
         elif depth and isinstance(value, dict):
-            _collect(list(value.values()), depth - 1, is_tensor, found)
+            _collect(list(value.values()), depth - 1, is_tensor, tensors)

@@ -39,7 +39,7 @@ def wrap(
         return TracedFunction(function, _stepwise(event_of, AsyncSteps))
     if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
         return TracedFunction(function, _stepwise(event_of, Steps))
-    return TracedFunction(function, client.wrapper(event) if event is not None else _around(event_of))
+    return TracedFunction(function, client.wrapper(event) if event is not None else _wrap_call(event_of))
 
 
 class TracedMethod(wrapt.BoundFunctionWrapper[..., Any]):
@@ -180,7 +180,7 @@ def _by_name(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
 
 
-def _around(event_of: EventOf) -> Any:
+def _wrap_call(event_of: EventOf) -> Any:
     def call_traced(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return client.inside(event_of(args, kwargs), wrapped, args, kwargs)
 

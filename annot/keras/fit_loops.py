@@ -46,7 +46,7 @@ def call(original: Any, *args: Any, **kwargs: Any) -> Any:
     """
     parameters = inspect.signature(original).parameters
     named = "callbacks" in parameters
-    if not named and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if not named and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return original(*args, **kwargs)
     keras_function = getattr(keras.Model, original.__name__, original)
     order = [*parameters] if named else [*inspect.signature(keras_function).parameters][1:]
@@ -55,7 +55,7 @@ def call(original: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(given, keras.callbacks.CallbackList):
         return original(*args, **kwargs)
     callbacks = list(given) if isinstance(given, list | tuple) else [given] if given else []
-    callback = next((one for one in callbacks if isinstance(one, AnnotCallback)), None)
+    callback = next((candidate for candidate in callbacks if isinstance(candidate, AnnotCallback)), None)
     if callback is None:
         callback = AnnotCallback()
         callbacks.append(callback)

@@ -33,7 +33,7 @@ class FoundModels:
     def __init__(self, make_block: Callable[[Any], AbstractContextManager[Any]] | None) -> None:
         self._make_block = make_block
         self._blocks: deque[AbstractContextManager[Any]] = deque()
-        self._known: WeakKeys[Any, bool] = WeakKeys()  # a model whose block was closed is not found again
+        self._seen: WeakKeys[Any, bool] = WeakKeys()  # a model whose block was closed is not found again
         self._thread = threading.local()
         self._patches = Patches()
 
@@ -54,7 +54,7 @@ class FoundModels:
         if getattr(self._thread, "is_inside", False):
             return method(*args, **kwargs)
         # A call with a symbolic tensor builds a larger model.
-        if self._make_block is not None and not any(isinstance(one, keras.KerasTensor) for one in args):
+        if self._make_block is not None and not any(isinstance(arg, keras.KerasTensor) for arg in args):
             guard.attempt(self._find, model, otherwise=None, note="a model runs without ranges")
         self._thread.is_inside = True
         try:
@@ -65,11 +65,11 @@ class FoundModels:
             self._thread.is_inside = False
 
     def _find(self, model: Any) -> None:
-        if self._make_block is None or self._known.get(model):
+        if self._make_block is None or self._seen.get(model):
             return
         block = self._make_block(model)
         block.__enter__()
-        self._known[model] = True
+        self._seen[model] = True
         self._blocks.append(block)
         if len(self._blocks) > _MOST:
             self._blocks.popleft().__exit__(None, None, None)

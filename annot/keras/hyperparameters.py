@@ -25,7 +25,7 @@ def _layout(layer: Any) -> str:
     return "channels_first" if axis == 1 else "channels_last"
 
 
-def _over(layer: Any) -> tuple[int, ...] | None:
+def _normalized_sizes(layer: Any) -> tuple[int, ...] | None:
     """Return the normalized sizes if there are several; the input shape gives a single one."""
     weight = layer.gamma if hasattr(layer, "gamma") else layer.scale
     return tuple(weight.shape) if weight is not None and len(weight.shape) > 1 else None
@@ -44,8 +44,8 @@ def _added_sizes(name: str, sign: int) -> Callable[[Any], object]:
 
 def _or_none(name: str, unless: str) -> Callable[[Any], object]:
     def value(layer: Any) -> object:
-        found = getattr(layer, name, None)
-        return None if found == getattr(layer, unless, None) else found
+        setting = getattr(layer, name, None)
+        return None if setting == getattr(layer, unless, None) else setting
 
     return value
 
@@ -61,17 +61,25 @@ _DTYPE: Final[Hyperparameter] = ("dtype", lambda layer: tag.short_dtype(layer.va
 _LAYOUT: Final[Hyperparameter] = ("layout", "data_format", "channels_last")
 _NORMALIZED: Final[Hyperparameter] = ("layout", _layout, "channels_last")
 _WINDOW: Final[tuple[Hyperparameter, ...]] = (
-    ("kernel", "kernel_size", ALWAYS), ("stride", "strides", 1), ("padding", "padding", "valid"),
+    ("kernel", "kernel_size", ALWAYS),
+    ("stride", "strides", 1),
+    ("padding", "padding", "valid"),
     ("dilation", "dilation_rate", 1),
-)  # fmt: skip
+)
 _FILTERS: Final[Hyperparameter] = ("out", "filters", ALWAYS)
 _MULTIPLIER: Final[Hyperparameter] = ("multiplier", "depth_multiplier", 1)
 _POOL: Final[tuple[Hyperparameter, ...]] = (
-    ("kernel", "pool_size", ALWAYS), ("stride", "strides", ALWAYS), ("padding", "padding", "valid"), _LAYOUT,
-)  # fmt: skip
+    ("kernel", "pool_size", ALWAYS),
+    ("stride", "strides", ALWAYS),
+    ("padding", "padding", "valid"),
+    _LAYOUT,
+)
 _RECURRENT: Final[tuple[Hyperparameter, ...]] = (
-    ("units", "units", ALWAYS), ("sequences", "return_sequences", False), ("reset_after", "reset_after", True), _BIAS,
-)  # fmt: skip
+    ("units", "units", ALWAYS),
+    ("sequences", "return_sequences", False),
+    ("reset_after", "reset_after", True),
+    _BIAS,
+)
 
 _DIMENSIONS: Final = re.compile("[123]D")
 _FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
@@ -96,8 +104,8 @@ _FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
     ),
     "BatchNormalization": (_AFFINE, _NORMALIZED),
     "GroupNormalization": (("groups", "groups", ALWAYS), _AFFINE, _NORMALIZED),
-    "LayerNormalization": (("over", _over, None), ("affine", "scale", True), ("bias", "center", True)),
-    "RMSNormalization": (("over", _over, None),),
+    "LayerNormalization": (("over", _normalized_sizes, None), ("affine", "scale", True), ("bias", "center", True)),
+    "RMSNormalization": (("over", _normalized_sizes, None),),
     **dict.fromkeys(("MaxPooling", "AveragePooling"), _POOL),
     **dict.fromkeys(("GlobalMaxPooling", "GlobalAveragePooling"), (_LAYOUT,)),
     **dict.fromkeys(("AdaptiveMaxPooling", "AdaptiveAveragePooling"), (("out", "output_size", ALWAYS), _LAYOUT)),
@@ -140,22 +148,22 @@ def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
         >>> hyperparameters(keras.layers.Conv2D(64, 11, strides=4, use_bias=False), "Conv2D")
         (('out', 64), ('kernel', (11, 11)), ('stride', (4, 4)), ('bias', False))
     """
-    known = _known(layer)
+    keras_class = _keras_class(layer)
     if isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call:
         return (("base", "Sequential"),) if shown_as != "Sequential" else ()
-    if known is None:
+    if keras_class is None:
         return ()
-    if known is layers.Activation:
+    if keras_class is layers.Activation:
         name = _ACTIVATIONS.get(getattr(layer.activation, "__name__", ""))
         return (("base", name),) if name else ()
-    if known is layers.RNN:
+    if keras_class is layers.RNN:
         arguments = _repeated(layer.cell, layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
         return (*arguments, ("sequences", True)) if arguments and layer.return_sequences else arguments
-    if known is layers.TimeDistributed:
+    if keras_class is layers.TimeDistributed:
         return _repeated(layer.layer, layers.Dense)
-    names = (_DIMENSIONS.sub("", cls.__name__) for cls in known.__mro__)
+    names = (_DIMENSIONS.sub("", cls.__name__) for cls in keras_class.__mro__)
     family = next((_FAMILIES[name] for name in names if name in _FAMILIES), ())
-    based = (("base", known.__name__),) if known.__name__ != shown_as else ()
+    based = (("base", keras_class.__name__),) if keras_class.__name__ != shown_as else ()
     return (*based, *hyperparameter_values(layer, family))
 
 
@@ -177,15 +185,15 @@ def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
         >>> gradients(dense, weights=True, inputs=False)
         (('grad', 'weight'),)
     """
-    known = _known(layer)
-    if known is None or issubclass(known, layers.Embedding) or not layer.variables or weights is inputs:
+    keras_class = _keras_class(layer)
+    if keras_class is None or issubclass(keras_class, layers.Embedding) or not layer.variables or weights is inputs:
         return ()
     if any(children("", layer)):  # the sublayers have it
         return ()
     return (("grad", "weight" if weights else "input"),)
 
 
-def _known(layer: keras.Layer) -> type[Any] | None:
+def _keras_class(layer: keras.Layer) -> type[Any] | None:
     """Return the Keras layer class whose `call` the layer uses; None for other classes and for models."""
     own: Any = type(layer)
     cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("keras.src.layers.")), None)
@@ -195,7 +203,7 @@ def _known(layer: keras.Layer) -> type[Any] | None:
 
 def _repeated(body: Any, *classes: type[Any]) -> Arguments:
     """Return the hyperparameters of a layer that calls another layer, `body`, once for each time step."""
-    known = _known(body) if isinstance(body, keras.Layer) else None
-    if known not in classes:
+    keras_class = _keras_class(body) if isinstance(body, keras.Layer) else None
+    if keras_class not in classes:
         return ()
-    return (("base", known.__name__.removesuffix("Cell")), *hyperparameters(body, known.__name__))
+    return (("base", keras_class.__name__.removesuffix("Cell")), *hyperparameters(body, keras_class.__name__))

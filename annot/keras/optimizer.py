@@ -84,7 +84,7 @@ def _eager_range(event: Any) -> Outermost:
     return Outermost("optimizer", event)
 
 
-_known: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()
+_events: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()
 """The event of each optimizer, with the ids of the variables that it updates."""
 
 
@@ -96,11 +96,11 @@ def _event(optimizer: Any, variables: Sequence[Any] | None) -> Any:
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     updated: list[Any] = list(variables if variables is not None else getattr(inner, "_trainable_variables", ()))
-    ids, known = [id(one) for one in updated], _known.get(optimizer)
-    if known is None or known[0] != ids:
+    ids, cached = [id(variable) for variable in updated], _events.get(optimizer)
+    if cached is None or cached[0] != ids:
         name = type(optimizer).__name__
-        known = _known[optimizer] = ids, _new_event(name, _arguments(name, inner, updated))
-    return known[1]
+        cached = _events[optimizer] = ids, _new_event(name, _arguments(name, inner, updated))
+    return cached[1]
 
 
 def _new_event(name: str, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
@@ -110,15 +110,15 @@ def _new_event(name: str, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> 
 def _arguments(name: str, optimizer: Any, variables: Sequence[Any]) -> tuple[tuple[str, tag.Value], ...]:
     names = (*optimizer_arguments.NUMBERS, "weight_decay")
     on = optimizer_arguments.switched_on({name: getattr(optimizer, name, None) for name in names}, decoupled=True)
-    dtypes = (tag.short_dtype(str(getattr(one.dtype, "name", one.dtype))) for one in variables)
-    rows = ((math.prod(one.shape), dtype, on) for one, dtype in zip(variables, dtypes, strict=True))
+    dtypes = (tag.short_dtype(str(getattr(variable.dtype, "name", variable.dtype))) for variable in variables)
+    rows = ((math.prod(variable.shape), dtype, on) for variable, dtype in zip(variables, dtypes, strict=True))
     return *_base(name, optimizer), *optimizer_arguments.arguments(rows)
 
 
 def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
     """Return ``base``, the Keras class whose update step the optimizer uses, if `name` is another one."""
     cls: Any = type(optimizer)
-    known = next((one for one in cls.__mro__ if one.__module__.startswith("keras.src.optimizers.")), cls)
-    if known.__name__ == name or cls.update_step is not known.update_step:
+    keras_class = next((base for base in cls.__mro__ if base.__module__.startswith("keras.src.optimizers.")), cls)
+    if keras_class.__name__ == name or cls.update_step is not keras_class.update_step:
         return ()
-    return (("base", known.__name__),)
+    return (("base", keras_class.__name__),)

@@ -59,10 +59,10 @@ def build_command() -> str:
     if (checkout / "pyproject.toml").is_file():
         return shlex.join([*words, "-e", str(checkout)])
     try:
-        found = distribution("annot")
+        installed = distribution("annot")
     except PackageNotFoundError:
         return shlex.join([*words, "PATH/OF/ITS/CHECKOUT"])
-    return shlex.join([*words, _origin(found.read_text("direct_url.json")) or f"annot=={found.version}"])
+    return shlex.join([*words, _origin(installed.read_text("direct_url.json")) or f"annot=={installed.version}"])
 
 
 def _origin(record: str | None) -> str | None:

@@ -91,10 +91,10 @@ def layers(
         >>> from annot.profile import Profile
         >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
         ...           "text": ["fc Linear [4,8]f32 |fwd"], "start": [0], "end": [900]}
-        >>> found = layers(Profile.build({}, ranges=pl.DataFrame(ranges)))
-        >>> found.table["host_ns"].to_list()
+        >>> model_layers = layers(Profile.build({}, ranges=pl.DataFrame(ranges)))
+        >>> model_layers.table["host_ns"].to_list()
         [900]
     """
-    found = Layers(profile, Selection(domain, steps, step_range, step_kind))
-    _ = found.attribution  # errors of the profile appear here, not in the display
-    return found
+    model_layers = Layers(profile, Selection(domain, steps, step_range, step_kind))
+    _ = model_layers.attribution  # errors of the profile appear here, not in the display
+    return model_layers

@@ -55,8 +55,8 @@ _READERS: Final = (
     "nvprof.sqlite_file", "nsys.sqlite_export", "nsys.nsys_rep", "nsys.parquet_export", "recording.export", "proton",
     "kineto.reader", "ncu.ncu_rep", "ncu.csv_export", "nvprof.csv_output", "xplane.reader",
 )  # fmt: skip
-"""Modules of `annot.read`. Each is imported when those before it have not recognized the file. Nsight's reader recognizes
-every SQLite file that is not nvprof's."""
+"""Modules of `annot.read`, imported one after another until one recognizes the file. Nsight's reader recognizes every
+SQLite file, so that nvprof's comes first."""
 
 # Common files that are not profiles: their first bytes and the error message.
 _OTHER_FILES: Final = (

@@ -44,10 +44,10 @@ def sources_of(tensors: Sequence[Any]) -> tuple[Source, ...]:
     The result is empty if one of them is ragged, sparse or eager. The dense shape of a ragged or sparse tensor does not
     determine the work.
     """
-    found = [tensor for tensor in tensors if tensor.shape.rank is None or None in tuple(tensor.shape)]
-    if not all(isinstance(tensor, tf.Tensor) and not isinstance(tensor, EagerTensor) for tensor in found):
+    dynamic = [tensor for tensor in tensors if tensor.shape.rank is None or None in tuple(tensor.shape)]
+    if not all(isinstance(tensor, tf.Tensor) and not isinstance(tensor, EagerTensor) for tensor in dynamic):
         return ()
-    return tuple(Source(_computed(tensor).name, tensor.dtype.as_datatype_enum) for tensor in found)
+    return tuple(Source(_computed(tensor).name, tensor.dtype.as_datatype_enum) for tensor in dynamic)
 
 
 def _computed(tensor: Any) -> Any:
@@ -71,13 +71,13 @@ def sized(event: Any, shapes: Shapes) -> Any:
     with _lock:
         variants = _variants.setdefault(event, {})
         if shapes not in variants and len(variants) < MAX_SIZED:
-            variants[shapes] = _with_shapes(event, shapes)
+            variants[shapes] = _fill_shapes(event, shapes)
     if shapes not in variants:
         client.warn_once(_TOO_MANY)
     return variants.get(shapes, event)
 
 
-def _with_shapes(event: Any, shapes: Shapes) -> Any:
+def _fill_shapes(event: Any, shapes: Shapes) -> Any:
     shown = tag.parse(event.text)
     if shown is None:
         return event

@@ -90,7 +90,7 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
     candidates = [_origins(names, graph) for graph in reversed(graphs)] or [[Origin() for _ in nodes]]
-    origins = max(candidates, key=lambda origins: sum(one.operation is not None for one in origins))
+    origins = max(candidates, key=lambda origins: sum(origin.operation is not None for origin in origins))
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
     _find_replaced(nodes, index, origins, traced_owners)
@@ -152,10 +152,10 @@ def _input_pairs(node: Node, origin: Origin) -> list[tuple[str, str]]:
 
 def _origins(names: Sequence[str], graph: Traced) -> list[Origin]:
     call, called = Call(graph), dict[str, Call | None]()
-    return [_by_name(name, call, called) for name in names]
+    return [_origin(name, call, called) for name in names]
 
 
-def _by_name(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
+def _origin(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
     """Return the origin of a node, from its name in a call only; `called` caches the calls by prefix."""
     operations, caller = call.graph.operations, None
     for end in (slash.start() for slash in re.finditer("/", name)):
@@ -171,7 +171,7 @@ def _by_name(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
             graph = call.graph.called(name[:end], branch)  # None: annot did not see it traced
             called[prefix] = None if graph is None else Call(graph, prefix, operation, call)
         inner = called[prefix]
-        origin = _by_name(rest, inner, called) if inner is not None else None
+        origin = _origin(rest, inner, called) if inner is not None else None
         if origin is not None and origin.operation is not None:
             return origin
         if inner is None or (lowered is None and operation.kind in CONTROL_FLOW):

@@ -20,7 +20,7 @@ VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "
 PASSED_ON: Final = frozenset(
     {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size"}
     | {"Snapshot", "StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
-)  # fmt: skip
+)
 """Nodes that take no time. They are in no range, and their consumers count as waiting for their inputs directly."""
 
 
@@ -80,7 +80,7 @@ class Dependencies:
         frames: dict[str, Context] = {}
         for i in self.order:
             node = self.nodes[i]
-            loops, branches = self._around(i)
+            loops, branches = self._input_context(i)
             self.inside[i] = self.outside[i] = loops, branches
             if node.kind == "Enter":
                 frames[node.frame] = loops, branches
@@ -91,7 +91,7 @@ class Dependencies:
                 each = [self._leaving(port)[1] for port in self.ports[i]]
                 self.outside[i] = loops, frozenset.intersection(*each) if each else branches
 
-    def _around(self, i: int) -> Context:
+    def _input_context(self, i: int) -> Context:
         contexts = [self._leaving(port) for port in self.ports[i]]
         contexts += [self.outside[source] for source in self.sources[i]]
         loops = max((context[0] for context in contexts), key=len, default=())
@@ -115,13 +115,13 @@ class Dependencies:
         racing: set[int] = set()
         for i, node in enumerate(self.nodes):
             if node.kind == "DestroyTemporaryVariable":
-                parts = [j for j in self.sources[i] if self.nodes[j].kind == "AssignAdd"]
-                if len(parts) > 2:  # the order of two does not matter
-                    racing.update(self._since_branches(i))
-        racing |= self._around_loops(racing)
+                additions = [j for j in self.sources[i] if self.nodes[j].kind == "AssignAdd"]
+                if len(additions) > 2:  # the order of two does not matter
+                    racing.update(self._nodes_since_branches(i))
+        racing |= self._loop_nodes(racing)
         return frozenset(_reached(racing, self.sources, lambda j: self.early[j]))
 
-    def _since_branches(self, end: int) -> list[int]:
+    def _nodes_since_branches(self, end: int) -> list[int]:
         """Return the nodes that `end` depends on after the last node that precedes or follows each of them."""
         nodes = sorted(_reached([end], self.sources, lambda j: not self.early[j]), key=self.rank.__getitem__)
         at = {i: k for k, i in enumerate(nodes)}
@@ -132,30 +132,31 @@ class Dependencies:
         common = [k for k in range(len(nodes) - 1) if used[k] <= k <= waiting[k + 1]]
         return nodes[common[-1] + 1 :] if common else nodes
 
-    def _around_loops(self, nodes: Iterable[int]) -> set[int]:
+    def _loop_nodes(self, nodes: Iterable[int]) -> set[int]:
         """Return all nodes of the loops that some nodes enter or leave."""
         loops = {
             max(self.inside[i][0], self.outside[i][0], key=len)[-1:]
-            for i in nodes if self.nodes[i].kind in ("Enter", "Exit")
-        }  # fmt: skip
-        names = {name for one in loops for name in one}
+            for i in nodes
+            if self.nodes[i].kind in ("Enter", "Exit")
+        }
+        names = {name for loop in loops for name in loop}
         return {i for i in self.order if not names.isdisjoint(self.inside[i][0])} if names else set()
 
     def waits_for(self, i: int) -> frozenset[int]:
         """Return the nodes that a node waits for, with nodes that take no time replaced by their own inputs."""
-        return self._through(i, self.sources, self._waits, self._is_passed_on)
+        return self._neighbors(i, self.sources, self._waits, self._is_passed_on)
 
     def users(self, i: int) -> frozenset[int]:
         """Return the nodes that wait for a node, with nodes that take no time replaced by their consumers."""
-        return self._through(i, self.consumers, self._users, lambda j: self.nodes[j].kind in PASSED_ON)
+        return self._neighbors(i, self.consumers, self._users, lambda j: self.nodes[j].kind in PASSED_ON)
 
-    def _through(
-        self, i: int, next_to: list[list[int]], known: dict[int, frozenset[int]], passes: Callable[[int], bool]
+    def _neighbors(
+        self, i: int, next_to: list[list[int]], cache: dict[int, frozenset[int]], passes: Callable[[int], bool]
     ) -> frozenset[int]:
-        if i not in known:
-            passed = [self._through(j, next_to, known, passes) for j in next_to[i] if passes(j)]
-            known[i] = frozenset(j for j in next_to[i] if not passes(j)).union(*passed)
-        return known[i]
+        if i not in cache:
+            passed = [self._neighbors(j, next_to, cache, passes) for j in next_to[i] if passes(j)]
+            cache[i] = frozenset(j for j in next_to[i] if not passes(j)).union(*passed)
+        return cache[i]
 
     def _is_passed_on(self, i: int) -> bool:
         """Return whether a node takes no time. A node behind a Switch counts: it shows which branch runs."""
@@ -173,7 +174,7 @@ class Dependencies:
 
     def depends(self, i: int, candidates: Iterable[int]) -> bool:
         """Return whether a node depends on one of the candidates, directly or indirectly."""
-        return any(self._reaches[i] & self._bits.get(one, 0) for one in candidates)
+        return any(self._reaches[i] & self._bits.get(candidate, 0) for candidate in candidates)
 
     def leads_to(self, candidate: int, nodes: Iterable[int]) -> bool:
         """Return whether a candidate is one of the nodes, or one of them depends on it."""
@@ -182,9 +183,9 @@ class Dependencies:
     def last_of(self, nodes: Iterable[int]) -> frozenset[int]:
         """Return the last of some candidates: no other of them depends on these."""
         candidates, before = list(nodes), 0
-        for one in candidates:
-            before |= self._reaches[one]
-        return frozenset(one for one in candidates if not before & self._bits[one])
+        for candidate in candidates:
+            before |= self._reaches[candidate]
+        return frozenset(candidate for candidate in candidates if not before & self._bits[candidate])
 
 
 def port(text: str, index: dict[str, int]) -> tuple[int, int] | None:
@@ -195,11 +196,11 @@ def port(text: str, index: dict[str, int]) -> tuple[int, int] | None:
 
 def _waiting(sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the nodes that wait for each node."""
-    found: list[list[int]] = [[] for _ in sources]
-    for i, one in enumerate(sources):
-        for source in one:
-            found[source].append(i)
-    return found
+    waiting: list[list[int]] = [[] for _ in sources]
+    for i, inputs in enumerate(sources):
+        for source in inputs:
+            waiting[source].append(i)
+    return waiting
 
 
 def _reached(first: Iterable[int], next_to: Sequence[Sequence[int]], wanted: Callable[[int], bool]) -> set[int]:
@@ -215,7 +216,7 @@ def _reached(first: Iterable[int], next_to: Sequence[Sequence[int]], wanted: Cal
 
 def in_order(sources: list[list[int]]) -> list[int]:
     """Return the nodes in topological order; nodes that wait for a cycle are left out."""
-    missing = [len(one) for one in sources]
+    missing = [len(inputs) for inputs in sources]
     consumers = _waiting(sources)
     order = [i for i, count in enumerate(missing) if not count]
     for i in order:

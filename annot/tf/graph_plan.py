@@ -58,13 +58,13 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
     Raises:
         ValueError: the graph is too large, or it has a cycle other than a TensorFlow loop.
     """
-    if not any(one.owners for one in origins):
+    if not any(origin.owners for origin in origins):
         return []
     if len(nodes) > _MAX_NODES:
         raise ValueError(f"the graph has {len(nodes)} nodes, more than {_MAX_NODES}")
     graph = Dependencies(nodes)
     same = tensors(nodes, origins)
-    for_gradients = _for_gradients(graph, origins)
+    for_gradients = _gradient_nodes(graph, origins)
     for may_wait in (True, False):  # without waits for more than the inputs of a node, cycles are impossible
         groups = _groups(graph, origins)
         for group in groups:
@@ -79,7 +79,7 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
 
 def _warn_of_sums(left_out: Sequence[Owner]) -> None:
     if left_out:
-        layers = [*dict.fromkeys(layer.layer for one in left_out if (layer := one.tag()) is not None)]
+        layers = [*dict.fromkeys(layer.layer for owner in left_out if (layer := owner.tag()) is not None)]
         shown = f" ({', '.join([*layers[:3], '…'][: len(layers)])})" if layers else ""
         client.warn_once(
             f"{len(left_out)} ranges are left out of a TensorFlow graph{shown}: TensorFlow adds up results in the "
@@ -94,23 +94,23 @@ def _sizes(
     names = [prefixes.get(owner, "") + source.name for source in owner.sizes]
     shown = [name if name.partition(":")[0] in index else same.get(name, name) for name in names]
     outputs = [port(name, index) for name in shown]
-    return [one for one in outputs if one is not None] if None not in outputs else []
+    return [output for output in outputs if output is not None] if None not in outputs else []
 
 
-def _for_gradients(graph: Dependencies, origins: Sequence[Origin]) -> list[bool]:
+def _gradient_nodes(graph: Dependencies, origins: Sequence[Origin]) -> list[bool]:
     """Return which nodes compute gradients. A node of unknown origin does if a node that it waits for does."""
-    known = [one.operation is not None and one.operation.for_gradient for one in origins]
+    computes_gradient = [origin.operation is not None and origin.operation.for_gradient for origin in origins]
     for i in graph.order:
         if origins[i].operation is None:
-            known[i] = any(known[source] for source in graph.sources[i])
-    return known
+            computes_gradient[i] = any(computes_gradient[source] for source in graph.sources[i])
+    return computes_gradient
 
 
 def _is_acyclic(graph: Dependencies, points: Sequence[Point]) -> bool:
     """Return whether the graph with the points is free of cycles."""
     first = len(graph.nodes)
     numbers = {id(point): first + i for i, point in enumerate(points)}
-    sources = [list(one) for one in graph.sources]
+    sources = [list(inputs) for inputs in graph.sources]
     for point in points:
         sized = [i for outputs in point.sizes.values() for i, _ in outputs]
         sources.append([*point.after, *sized, *(numbers[id(other)] for other in point.points)])
@@ -145,8 +145,8 @@ def _groups(graph: Dependencies, origins: Sequence[Origin]) -> list[_Group]:
     """Return the nodes by owner, outermost owner first. Nodes fused from several layers have a joint owner."""
     groups: dict[Owner, _Group] = {}
     for i, owner in _owned_nodes(graph, origins):
-        for one in owner.chain():
-            groups.setdefault(one, _Group(one)).nodes.add(i)
+        for enclosing in owner.chain():
+            groups.setdefault(enclosing, _Group(enclosing)).nodes.add(i)
     return sorted(groups.values(), key=lambda group: len(group.owner.chain()))
 
 
@@ -156,10 +156,10 @@ def _owned_nodes(graph: Dependencies, origins: Sequence[Origin]) -> list[tuple[i
     for i in graph.order:
         kind = graph.nodes[i].kind
         if origins[i].owners and kind not in VALUES and kind not in PASSED_ON and kind != "NextIteration":
-            owned.append((i, _one_owner(origins[i].owners, joined)))
+            owned.append((i, _single_owner(origins[i].owners, joined)))
     _assign_unowned(graph, origins, owned)
     # The work of a fused layer on its weights belongs to the fused operation.
-    fused = {one: owner for parts, owner in joined.items() for one in parts}
+    fused = {member: owner for members, owner in joined.items() for member in members}
     return [(i, fused.get(owner, owner) if graph.early[i] else owner) for i, owner in owned]
 
 
@@ -178,9 +178,9 @@ def _assign_unowned(graph: Dependencies, origins: Sequence[Origin], owned: list[
                 owned.append((i, shared))
 
 
-def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
+def _single_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
     """Return the single owner of a node; for a node fused from several layers, their joint owner."""
-    inner = [one for one in owners if not any(one is not other and one in other.chain() for other in owners)]
+    inner = [owner for owner in owners if not any(owner is not other and owner in other.chain() for other in owners)]
     if len(inner) == 1:
         return inner[0]
     key = frozenset(inner)
@@ -198,7 +198,7 @@ class _Points:
 
     _graph: Dependencies
     _groups: list[_Group]
-    _for_gradients: Sequence[bool]
+    _computes_gradient: Sequence[bool]
     """Whether each node computes gradients."""
     _may_wait: bool
     """Whether nodes may wait for more than their inputs."""
@@ -244,9 +244,9 @@ class _Points:
         if len(early) < len(nodes):
             group.weights = [i for i in early if graph.users(i) <= nodes]
             nodes = group.nodes = nodes - early
-        around = [graph.outside[i] if graph.nodes[i].kind in ("Exit", "Merge") else graph.inside[i] for i in nodes]
-        context = group.context = min(around, key=lambda one: (len(one[0]), len(one[1])))
-        if not all(_is_inside(one, context) for one in around):
+        contexts = [graph.outside[i] if graph.nodes[i].kind in ("Exit", "Merge") else graph.inside[i] for i in nodes]
+        context = group.context = min(contexts, key=lambda candidate: (len(candidate[0]), len(candidate[1])))
+        if not all(_is_inside(candidate, context) for candidate in contexts):
             return False
         entered, left = graph.inside, graph.outside
         group.first = [i for i in nodes if entered[i] == context and nodes.isdisjoint(graph.waits_for(i))]
@@ -281,7 +281,7 @@ class _Points:
                 kept.append(i)
                 continue
             waits = graph.waits_for(i)
-            computed = [j for j in waits - nodes if self._for_gradients[j] and graph.nodes[j].kind not in VALUES]
+            computed = [j for j in waits - nodes if self._computes_gradient[j] and graph.nodes[j].kind not in VALUES]
             if not reached.isdisjoint(waits):
                 reached.add(i)
             elif any(early or not graph.early[j] for j in computed):
@@ -302,7 +302,7 @@ class _Points:
         openings: dict[frozenset[int], list[int]] = {}
         for i in group.first:
             waits = graph.waits_for(i) - group.nodes
-            late = [one for one in waits if not graph.early[one]]
+            late = [source for source in waits if not graph.early[source]]
             openings.setdefault(graph.last_of(late or waits), []).append(i)
         if not self._may_wait:
             return openings
@@ -315,12 +315,12 @@ class _Points:
             after = frozenset(i for i in frozenset().union(*openings) if not graph.depends(i, firsts))
             openings = {graph.last_of(after): firsts}
         elif len(openings) > 1 and group.owner.backward_of is not None:
-            openings = self._with_gradient(openings)
+            openings = self._wait_for_gradient(openings)
         after = next(iter(openings))
         openings[after] += [i for i in group.weights if not graph.leads_to(i, after)]  # others would form a cycle
         return openings
 
-    def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
+    def _wait_for_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
         """Let nodes that depend only on forward values wait for the gradient, which comes last."""
         rank = self._graph.rank
         last = max(openings, key=lambda after: max((rank[i] for i in after), default=-1))

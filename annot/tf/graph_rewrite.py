@@ -46,7 +46,7 @@ def rewrite(
     graph = graph_pb2.GraphDef.FromString(message)
     if any(node.op == OPERATION for node in graph.node):
         return None
-    nodes = [_node(one) for one in graph.node]
+    nodes = [_node(node) for node in graph.node]
     points = plan(nodes, *find(nodes, graphs))
     if not points:
         return None
@@ -58,43 +58,44 @@ def rewrite(
     return bytes(graph.SerializeToString())
 
 
-def _node(one: Any) -> Node:
-    inputs = [text for text in one.input if not text.startswith("^")]
-    controls = [text[1:] for text in one.input if text.startswith("^")]
-    node = Node(one.name, one.op, inputs, controls, has_side_effects=_has_side_effects(one.op))
-    if one.op == "Enter":
-        node.frame = one.attr["frame_name"].s.decode()
-    elif one.op == "_Arg":
-        node.is_value = one.attr["T"].type == _RESOURCE
-    elif one.op.startswith(("_Fused", "_MklFused", "_MklNativeFused")):
-        base = _FUSED.get(one.op, (one.op.rpartition("Fused")[2], "Add", "AddV2"))
-        node.fused = frozenset({*base, *_names(one, "fused_ops")})
-    elif one.op == "_UnaryOpsComposition":
-        node.fused = frozenset(_names(one, "op_names"))
-    elif one.op == "AddN":
+def _node(definition: Any) -> Node:
+    inputs = [text for text in definition.input if not text.startswith("^")]
+    controls = [text[1:] for text in definition.input if text.startswith("^")]
+    node = Node(definition.name, definition.op, inputs, controls, has_side_effects=_has_side_effects(definition.op))
+    if definition.op == "Enter":
+        node.frame = definition.attr["frame_name"].s.decode()
+    elif definition.op == "_Arg":
+        node.is_value = definition.attr["T"].type == _RESOURCE
+    elif definition.op.startswith(("_Fused", "_MklFused", "_MklNativeFused")):
+        base = _FUSED.get(definition.op, (definition.op.rpartition("Fused")[2], "Add", "AddV2"))
+        node.fused = frozenset({*base, *_names(definition, "fused_ops")})
+    elif definition.op == "_UnaryOpsComposition":
+        node.fused = frozenset(_names(definition, "op_names"))
+    elif definition.op == "AddN":
         node.fused = frozenset({"Add", "AddV2", "AddN"})
     else:
-        node.is_value = one.op != "Placeholder"
+        node.is_value = definition.op != "Placeholder"
     return node
 
 
 _FUSED: Final = {
-    "_FusedBatchNormEx": ("FusedBatchNormV3", "Relu", "Add", "AddV2"), "_MklFusedMish": ("Softplus", "Tanh", "Mul"),
-}  # fmt: skip
+    "_FusedBatchNormEx": ("FusedBatchNormV3", "Relu", "Add", "AddV2"),
+    "_MklFusedMish": ("Softplus", "Tanh", "Mul"),
+}
 """The original operations of fused operations that have no attribute for them."""
 
 
 @functools.cache
 def _has_side_effects(kind: str) -> bool:
     """Return whether an operation has side effects, such as the assignment of a variable."""
-    known = op_def_registry.get(kind)
-    return known is not None and known.is_stateful and kind not in _READERS
+    definition = op_def_registry.get(kind)
+    return definition is not None and definition.is_stateful and kind not in _READERS
 
 
 _READERS: Final = frozenset(
     {"HashTableV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"}
     | {"Variable", "VariableV2"}
-)  # fmt: skip
+)
 """Operations that TensorFlow marks as stateful because they read state. They have no side effects."""
 
 
@@ -124,9 +125,9 @@ class _Writer:
         opened: list[int] = []
         for owner in point.open:
             sized = zip(owner.sized.sizes, point.sizes.get(owner, ()), strict=False)
-            known = [self._shape(self._nodes[i], output, source.kind) for source, (i, output) in sized]
-            opened += [self._number(owner), len(shapes), len(known)]
-            shapes += known
+            owner_shapes = [self._shape(self._nodes[i], output, source.kind) for source, (i, output) in sized]
+            opened += [self._number(owner), len(shapes), len(owner_shapes)]
+            shapes += owner_shapes
         node.input.extend(shapes)
         node.input.extend(f"^{self._control(i, point)}" for i in sorted(point.after))
         node.input.extend(f"^{self._names[id(other)]}" for other in point.points)

@@ -105,7 +105,7 @@ class LayerWrapper:
         self.holders: set[int] = set()
         """The ids of the blocks that use these wrappers."""
         self.patches = Patches()
-        self._known = -1
+        self._sublayer_count = -1
 
     def install(self) -> None:
         """Wrap the methods of the layer."""
@@ -118,8 +118,9 @@ class LayerWrapper:
         # A graph that Keras traces to infer shapes may also run, as of a `tf.function` in a layer.
         if _keras_infers_shapes() and (eager or not options.operations or not layer.built):
             return original(*args, **kwargs)
-        if len(layer._layers) != self._known:  # sublayers were created later, for example when a subclass was built
-            self._known = len(layer._layers)
+        # Sublayers may be created later, for example when a subclass is built.
+        if len(layer._layers) != self._sublayer_count:
+            self._sublayer_count = len(layer._layers)
             self._layers.add(self._path, layer, options, self._block)
         tensors = _tensors_among(args, kwargs)
         if eager and not (options.backward and owners.may_be_taped()):
@@ -180,24 +181,24 @@ def _keras_infers_shapes() -> bool:
 
 def _tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the input tensors of a call, without masks."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for value in args:
-        _collect(value, _DEPTH, found)
+        _collect(value, _DEPTH, tensors)
     for name, value in kwargs.items():
         if value is not None and name != "mask" and not name.endswith("_mask"):
-            _collect(value, _DEPTH, found)
-    return found
+            _collect(value, _DEPTH, tensors)
+    return tensors
 
 
-def _collect(value: Any, depth: int, found: list[Any]) -> None:
+def _collect(value: Any, depth: int, tensors: list[Any]) -> None:
     if isinstance(value, tf.Tensor):
-        found.append(value)
+        tensors.append(value)
     elif isinstance(value, (list, tuple, dict)):
         if depth:
             for item in value.values() if isinstance(value, dict) else value:
-                _collect(item, depth - 1, found)
+                _collect(item, depth - 1, tensors)
     elif not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        found.append(value)
+        tensors.append(value)
 
 
 def _needs_gradient(tensor: Any) -> bool:

@@ -66,7 +66,7 @@ class Traced:
         attributes = graph.get_operation_by_name(name).node_def.attr  # read now: TensorFlow changes them for gradients
         branches = {key: attributes[name].func for key, name in _BRANCHES.items() if name in attributes}
         if "branches" in attributes:
-            branches = {str(i): one for i, one in enumerate(attributes["branches"].list.func)}
+            branches = {str(i): function for i, function in enumerate(attributes["branches"].list.func)}
         called = _functions.get(branches[branch].name, lambda: None)() if branch in branches else None
         return None if called is None else graphs.get(called)
 
@@ -85,8 +85,8 @@ graphs: Final[WeakKeys[Any, Traced]] = WeakKeys()
 def traced_in(graph: Any) -> list[Traced]:
     """Return what is recorded of the functions that a graph may call, and of the graph itself, which comes last."""
     called = (_functions.get(name, lambda: None)() for name in getattr(graph, "_functions", ()))
-    recorded = (graphs.get(one) for one in (*called, graph) if one is not None)
-    return [one for one in recorded if one is not None]
+    recorded = (graphs.get(candidate) for candidate in (*called, graph) if candidate is not None)
+    return [traced for traced in recorded if traced is not None]
 
 
 def _create(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def _create(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     return operation
 
 
-def _from_func_graph(original: Any, name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_function(original: Any, name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Create a function from a graph."""
     key = name.decode() if isinstance(name, bytes) else name
     _functions[key] = ref(graph, functools.partial(_functions.pop, key))  # a C callback, as in `WeakKeys`
@@ -106,17 +106,17 @@ def _from_func_graph(original: Any, name: Any, graph: Any, *args: Any, **kwargs:
 
 
 def _call_function(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    return _running(function.graph, None, False, original, function, *args, **kwargs)
+    return _run_graph(function.graph, None, False, original, function, *args, **kwargs)
 
 
 def _run_session(original: Any, session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
-    is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
+    is_cut = any(not tensor.deref().op.type.startswith("Placeholder") for tensor in fed)
     config = session._config or config_pb2.ConfigProto()
     graph_config.warn(config)
-    return _running(session.graph, config, is_cut, original, session, handle, targets, fetches, fed, *args)
+    return _run_graph(session.graph, config, is_cut, original, session, handle, targets, fetches, fed, *args)
 
 
-def _running(graph: Any, config: Any, is_cut: bool, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_graph(graph: Any, config: Any, is_cut: bool, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that runs a graph on this thread."""
     thread = owners.thread
     before = thread.running, thread.config, thread.is_cut
@@ -162,10 +162,10 @@ def _gradient(operation: Any, *args: Any) -> Any:
     if type(operation) is not _OwnedType:
         return backprop._gradient_function(operation, *args)
     kind = str(operation)
-    return _in_backward_of(operation.owner, kind, backprop._gradient_function, kind, *args)
+    return _compute_gradient(operation.owner, kind, backprop._gradient_function, kind, *args)
 
 
-def _in_backward_of(owner: owners.Owner | None, operation: str, compute: Callable[..., Any], *args: Any) -> Any:
+def _compute_gradient(owner: owners.Owner | None, operation: str, compute: Callable[..., Any], *args: Any) -> Any:
     gradient_pass = owners.thread.gradient_pass
     if owner is None or gradient_pass is None or not _patches.live:
         return compute(*args)
@@ -182,7 +182,7 @@ def _record_operation(
     """Record a custom gradient or a function, which pass their own backward function."""
     owner = owners.current()
     if owner is not None and op_type not in owners.READS and callable(backward_function):
-        backward_function = functools.partial(_in_backward_of, owner, str(op_type), backward_function)
+        backward_function = functools.partial(_compute_gradient, owner, str(op_type), backward_function)
     return original(op_type, outputs, inputs, backward_function, *args, **kwargs)
 
 
@@ -202,7 +202,7 @@ def _compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _differentiate(original: Any, scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
     graph = graphs.get(operation.graph)
     traced = graph.operations.get(operation.name) if graph else None
-    return _in_backward_of(
+    return _compute_gradient(
         traced.owner if traced else None, operation.type, original, scope, operation, function, gradient
     )
 
@@ -227,7 +227,7 @@ _users_lock: Final = fork_safe()
 
 _PATCHED: Final = (
     (ops.Graph, "_create_op_internal", _create),
-    (atomic_function, "from_func_graph", _from_func_graph),
+    (atomic_function, "from_func_graph", _create_function),
     (atomic_function.AtomicFunction, "call_flat", _call_function),
     (session.BaseSession, "_do_run", _run_session),
     (record, "record_operation", _record_operation),

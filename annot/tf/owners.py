@@ -77,9 +77,9 @@ class Owner:
         parent = self.parent
         if parent is not None:
             parent = parent.parent if parent is ended else parent.outside(ended)
-        return self._under(parent)
+        return self._copy_under(parent)
 
-    def _under(self, parent: Owner | None) -> Owner:
+    def _copy_under(self, parent: Owner | None) -> Owner:
         made = copy(self)
         made.parent, made._backward = parent, None
         return made
@@ -88,9 +88,9 @@ class Owner:
         """Return the owner of the backward of this owner in one computation of gradients."""
         outer, parent = gradient_pass.outer, self.parent
         around = [*outer.lineage()] if outer else []
-        for one in around:
-            if one.backward_of is self:  # a custom gradient that computes gradients itself
-                return one
+        for owner in around:
+            if owner.backward_of is self:  # a custom gradient that computes gradients itself
+                return owner
         if self._backward is None or self._backward[0] is not gradient_pass:
             if parent is None or parent.graph_id != self.graph_id or parent in around:  # the latter: recomputed layers
                 parent = outer
@@ -105,7 +105,7 @@ class Owner:
 
     def again(self, parent: Owner | None) -> Owner:
         """Return the owner for another call of the function whose graph contains this owner."""
-        made = self._under(parent)
+        made = self._copy_under(parent)
         made.key, made.sized, made.sizes = made, made, self.sized.sizes
         return made
 
@@ -115,12 +115,12 @@ class Owner:
         tags = [shown for owner in owners if (shown := owner.tag()) is not None]
         if len(tags) < len(owners):
             return owners[-1]
-        layer = tag.FUSED.join(dict.fromkeys(one.layer for one in tags))
-        module = tag.FUSED.join(dict.fromkeys(one.module for one in tags))
+        layer = tag.FUSED.join(dict.fromkeys(label.layer for label in tags))
+        module = tag.FUSED.join(dict.fromkeys(label.module for label in tags))
         # The first operation does the main work, such as a convolution before an activation.
         arguments = tuple({"base": tags[0].module, **dict(tags[0].arguments)}.items())
         shown = replace(tags[0], layer=layer, module=module, arguments=arguments)
-        parent = innermost([[one for one in owner.chain() if one not in owners] for owner in owners])
+        parent = innermost([[outer for outer in owner.chain() if outer not in owners] for owner in owners])
         made = Owner(client.event(tag.format(shown), category=shown.phase), None, parent)
         made.sized = owners[0].sized
         return made
@@ -144,7 +144,7 @@ class Owner:
 
 def innermost(chains: Sequence[Sequence[Owner]]) -> Owner | None:
     """Return the innermost owner that all chains contain."""
-    common = [one for one in chains[0] if all(one in chain for chain in chains)] if chains else []
+    common = [owner for owner in chains[0] if all(owner in chain for chain in chains)] if chains else []
     return common[-1] if common else None
 
 
@@ -167,9 +167,9 @@ class GradientPass:
         while common < min(len(chain), len(self._open)) and chain[common] is self._open[common]:
             common += 1
         self.close(common)
-        for one in chain[common:]:
-            self._open.append(one)  # before the push, because an interrupt may come in between
-            client.push(one.event)
+        for inner in chain[common:]:
+            self._open.append(inner)  # before the push, because an interrupt may come in between
+            client.push(inner.event)
 
     def close(self, keep: int = 0) -> None:
         """Close the open ranges except the first `keep`."""
@@ -242,7 +242,7 @@ def start(owner: Owner) -> Callable[[], None]:
 def in_backward() -> bool:
     """Return whether this thread computes the gradients of an operation with an owner."""
     owner = current()
-    return owner is not None and any(one.backward_of for one in owner.lineage())
+    return owner is not None and any(ancestor.backward_of for ancestor in owner.lineage())
 
 
 @contextmanager

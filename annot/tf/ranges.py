@@ -167,13 +167,13 @@ class Installed:
             problem = library.available()
             self._undo.append(functools.partial(library.switch, self, on=False))
             library.switch(self, on=True)
-        for part, wanted in (
+        for patch, wanted in (
             (OptimizerSteps(owners.gradients_first if graphs else None), options.optimizer),
             (DataWaits(graphs=graphs), options.data),
         ):
             if wanted:
-                self._undo.append(part.remove)
-                part.install()
+                self._undo.append(patch.remove)
+                patch.install()
         if (problem or not graphs) and client.enabled():  # the recorded scopes alone suffice for tf.profiler
             self._name_operations(problem)
         say_machine("TensorFlow", tf.__version__)

@@ -62,17 +62,17 @@ def is_node(node: object) -> bool:
 @functools.cache
 def find_layout() -> Layout | None:
     """Return the layout of nodes, or None if the search fails, as on platforms without ``/proc``."""
-    found: list[Layout] = []
+    layouts: list[Layout] = []
 
     def search() -> None:
         with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
-            found.append(_search())
+            layouts.append(_search())
 
     # On a new thread: each node uses up a sequence number of its thread.
     thread = threading.Thread(target=search)
     thread.start()
     thread.join()
-    return found[0] if found else None
+    return layouts[0] if layouts else None
 
 
 class _Identity(torch.autograd.Function):
@@ -90,11 +90,12 @@ def _search() -> Layout:
         nodes.append(x.grad_fn)
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
-        found = [_pointers(memory, node, depth) for depth, node in enumerate(nodes, 1)]
+        pointers = [_pointers(memory, node, depth) for depth, node in enumerate(nodes, 1)]
     finally:
         os.close(memory)
-    (cpp, word), *_ = set.intersection(*(one for node, one in zip(nodes, found, strict=True) if not _is_python(node)))
-    in_python = set.intersection(*(one for node, one in zip(nodes, found, strict=True) if _is_python(node)))
+    in_cpp = set.intersection(*(pairs for node, pairs in zip(nodes, pointers, strict=True) if not _is_python(node)))
+    in_python = set.intersection(*(pairs for node, pairs in zip(nodes, pointers, strict=True) if _is_python(node)))
+    (cpp, word), *_ = in_cpp
     (python,) = {pointer for pointer, start in in_python if start == word}
     return Layout(cpp, python, (word + _NUMBER) * _WORD, (word + _THREAD) * _WORD)
 
@@ -105,16 +106,16 @@ def _is_python(node: Any) -> bool:
 
 def _pointers(memory: int, node: Any, depth: int) -> set[tuple[int, int]]:
     """Return all pairs (offset in the Python object, word in the C++ node) that fit the known members of a node."""
-    known = {_NUMBER: node._sequence_nr(), _DEPTH: depth, _THREAD: current_thread()}
+    members = {_NUMBER: node._sequence_nr(), _DEPTH: depth, _THREAD: current_thread()}
     end = _Function.__basicsize__ if _is_python(node) else _HEAD + _WORD
-    found = set()
+    pairs = set()
     for offset in range(_HEAD, end, _WORD):
         (pointer,) = _read(memory, id(node) + offset, 1)
         words = _read(memory, pointer, _NODE_WORDS)
         for word in range(_NODE_WORDS - _THREAD):
-            if all(words[word + member] == value for member, value in known.items()):
-                found.add((offset, word))
-    return found
+            if all(words[word + member] == value for member, value in members.items()):
+                pairs.add((offset, word))
+    return pairs
 
 
 def _read(memory: int, address: int, words: int) -> tuple[int, ...]:

@@ -81,10 +81,10 @@ class BackwardHooks:
         self._frames.setdefault(threading.get_ident(), []).append(frame)
         try:
             gc.disable()  # the Python objects of a large graph would start a full collection every few steps
-            found, unordered = self._threads.walk(roots)
+            entries, unordered = self._threads.walk(roots)
             previous = None
             with self._lock:
-                for _, _, owner, node in sorted(found, key=lambda one: one[:2], reverse=True):
+                for _, _, owner, node in sorted(entries, key=lambda entry: entry[:2], reverse=True):
                     if every or unordered or owner is not previous:
                         self._hook(node, owner, frame, keep_graph=keep_graph)
                     previous = owner
@@ -221,7 +221,7 @@ def device_threads_in_use() -> bool:
 
 def device_of(node: Any) -> torch.device | None:
     """Return the device whose thread runs a node, or None for the CPU."""
-    devices = (one.device for one in getattr(node, "_input_metadata", ()))
+    devices = (metadata.device for metadata in getattr(node, "_input_metadata", ()))
     return next((device for device in devices if device.type != "cpu"), None)
 
 

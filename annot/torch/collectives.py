@@ -72,16 +72,16 @@ def install(patches: Patches) -> None:
         return
     events = _Events()
     for name, operation in _METHODS.items():
-        patches.surround(distributed.ProcessGroup, name, _KIND, events.of_method(operation))
-    patches.surround(distributed, "_broadcast_coalesced", _KIND, events.of_method("broadcast_coalesced"))
-    patches.surround(distributed.Work, "wait", _KIND, events.of_wait)
+        patches.surround(distributed.ProcessGroup, name, _KIND, events.method_events(operation))
+    patches.surround(distributed, "_broadcast_coalesced", _KIND, events.method_events("broadcast_coalesced"))
+    patches.surround(distributed.Work, "wait", _KIND, events.wait_event)
     parallel = torch.nn.parallel.DistributedDataParallel
-    patches.surround(parallel, "_post_forward", "reducer", events.of_reducer)
+    patches.surround(parallel, "_post_forward", "reducer", events.await_reducer)
     functional = sys.modules.get(_FUNCTIONAL)
     if functional is not None:
         old = () if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
         for name in (*_FUNCTIONS, *old):
-            patches.surround(functional, name, _KIND, events.of_function(_OPERATIONS.get(name, name)))
+            patches.surround(functional, name, _KIND, events.function_events(_OPERATIONS.get(name, name)))
 
 
 def awaited() -> Any:
@@ -110,13 +110,13 @@ class _Events:
     """Cache of the events by operation, group, and shapes and dtypes of the tensors."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
-    def of_method(self, operation: str) -> Callable[..., Any]:
+    def method_events(self, operation: str) -> Callable[..., Any]:
         """Return the event function of a ProcessGroup method. Its first two arguments may contain tensors."""
         return lambda group, *args, **kwargs: self._event(operation, group, _larger([*args, *kwargs.values()][:2]))
 
-    def of_function(self, operation: str) -> Callable[..., Any]:
+    def function_events(self, operation: str) -> Callable[..., Any]:
         """Return the event function of a functional collective. Its first argument is or contains the tensors."""
 
         def make(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,34 +124,34 @@ class _Events:
 
         return make
 
-    def of_reducer(self, model: Any, *_: Any) -> None:
+    def await_reducer(self, model: Any, *_: Any) -> None:
         """Record that the next backward waits for the reducer of a model. The call itself does not need a range."""
         if torch.is_grad_enabled() and model.require_backward_grad_sync:
             _thread.awaited = self._event("all_reduce.wait", model.process_group, [])
 
-    def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
+    def wait_event(self, work: Any, *_: Any, **__: Any) -> Any:
         """Return the event of a wait for `work`."""
         # Some releases and backends do not implement _get_op_type.
         number = guard.attempt(lambda: work._get_op_type(), otherwise=None)
-        event = self._known.get(number)
+        event = self._cache.get(number)
         if event is None:
             # OpType may differ between releases.
             name = guard.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")
             name = f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
-            event = self._known[number] = _make(name, "", [])
+            event = self._cache[number] = _make(name, "", [])
         return event
 
     def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
-        found = guard.attempt(self._find, operation, group, tensors, otherwise=None)
-        return found if found is not None else _make(operation, "", [])
+        event = guard.attempt(self._find, operation, group, tensors, otherwise=None)
+        return event if event is not None else _make(operation, "", [])
 
     def _find(self, operation: str, group: Any, tensors: list[Any]) -> Any:
         key = operation, _name(group), tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-        event = self._known.get(key)
+        event = self._cache.get(key)
         if event is None:
-            if len(self._known) >= _MAX_EVENTS:
-                self._known.clear()
-            event = self._known[key] = _make(operation, key[1], tensors)
+            if len(self._cache) >= _MAX_EVENTS:
+                self._cache.clear()
+            event = self._cache[key] = _make(operation, key[1], tensors)
         return event
 
 
@@ -164,8 +164,8 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
 
 def _larger(sides: list[Any]) -> list[Any]:
     """Return the larger of the sent and the received tensors, by number of elements: the whole message."""
-    found = [tensors_in((side,), {}, is_tensor) for side in sides]
-    return max(found, key=lambda tensors: sum(tensor.numel() for tensor in tensors), default=[])
+    messages = [tensors_in((side,), {}, is_tensor) for side in sides]
+    return max(messages, key=lambda tensors: sum(tensor.numel() for tensor in tensors), default=[])
 
 
 def _name(group: Any) -> str:
@@ -180,9 +180,9 @@ def _group_among(values: tuple[Any, ...]) -> Any:
     """Return the process group in the arguments of a functional collective, given as a group or a mesh."""
     for value in values:
         # Fails for a list of ranks and for a mesh of several dimensions.
-        found = guard.attempt(_group_of, value, otherwise=None)
-        if found is not None:
-            return found
+        group = guard.attempt(_group_of, value, otherwise=None)
+        if group is not None:
+            return group
     return None
 
 

@@ -86,11 +86,11 @@ class Compiled:
     def patch(self) -> None:
         """Patch the functions that run graphs, then those that generate code. Each group is patched as a whole."""
         for group in (_RUNS, _GENERATES, {} if inductor.copies_stacks() else _BEFORE_2_5):
-            found = [(method, patch) for names, patch in group.items() if (method := inductor.find(*names)) is not None]
-            if len(found) < len(group):
+            pairs = [(method, patch) for names, patch in group.items() if (method := inductor.find(*names)) is not None]
+            if len(pairs) < len(group):
                 client.warn_once(_NOT_HERE.format(torch.__version__))
                 return
-            for (cls, name), patch in found:
+            for (cls, name), patch in pairs:
                 self._patches.replace(cls, name, self._calling(patch, vars(cls)[name]))
 
     def _calling(self, patch: Callable[..., Any], original: Any) -> Any:
@@ -111,15 +111,15 @@ class Compiled:
 
     def _layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
         """Return the events for a run of a graph on this thread, or None if it runs without ranges."""
-        known: _Graph | None = self._graphs.get(graph)
-        if known is None:
-            known = self._graphs[graph] = _Graph(graph, self._names)
-            if not known.prepared:
+        named_graph: _Graph | None = self._graphs.get(graph)
+        if named_graph is None:
+            named_graph = self._graphs[graph] = _Graph(graph, self._names)
+            if not named_graph.prepared:
                 client.warn_once(_NO_LAYERS)
-        site = self._calls.current_site(known.backward)
-        if not self._has_ranges[known.phase_for(site)]:
+        site = self._calls.current_site(named_graph.backward)
+        if not self._has_ranges[named_graph.phase_for(site)]:
             return None
-        return known.layers_for(site, self._modules_of(known), self._sites.by_id)
+        return named_graph.layers_for(site, self._modules_of(named_graph), self._sites.by_id)
 
     def _modules_of(self, graph: _Graph) -> _Modules:
         """Return the modules for which a graph runs, by the heads of its expressions.
@@ -132,8 +132,8 @@ class Compiled:
             node = _current_node()
             before: _Modules = self._forwards.get(node, {}) if node is not None else {}
             return before
-        found, context = modules_in_frame(graph.heads)
-        modules = {head: weakref.ref(module) for head, module in found.items()}
+        by_head, context = modules_in_frame(graph.heads)
+        modules = {head: weakref.ref(module) for head, module in by_head.items()}
         if context is not None:
             self._forwards[context] = modules
         return modules
@@ -151,7 +151,7 @@ class Compiled:
         if self._extern and self._extern[-1] is scheduler:
             return original(wrapper, *args, **kwargs)
         find = functools.partial(inductor.being_called, scheduler)
-        return self._around(wrapper, find, lambda: original(wrapper, *args, **kwargs))
+        return self._write_range(wrapper, find, lambda: original(wrapper, *args, **kwargs))
 
     def write_extern_call(self, original: Any, scheduler: Any, scheduler_node: Any) -> Any:
         """Write the call of an extern kernel, inside its range."""
@@ -160,7 +160,7 @@ class Compiled:
             if type(scheduler_node.node).__name__ == "MultiOutput":  # launches nothing: takes one result out of a tuple
                 return original(scheduler, scheduler_node)
             wrapper = inductor.current_graph().wrapper_code
-            return self._around(wrapper, lambda: [scheduler_node], lambda: original(scheduler, scheduler_node))
+            return self._write_range(wrapper, lambda: [scheduler_node], lambda: original(scheduler, scheduler_node))
         finally:
             self._extern.pop()
 
@@ -191,14 +191,14 @@ class Compiled:
         A backward graph may be compiled later.
         """
         context = inductor.tracing()
-        known: tuple[Any, Mapping[str, int]] | None = self._traced_in.get(context) if context is not None else None
-        if known is None:
-            known = self._calls.current_site(False), inductor.modules_by_key(context)
+        traced: tuple[Any, Mapping[str, int]] | None = self._traced_in.get(context) if context is not None else None
+        if traced is None:
+            traced = self._calls.current_site(False), inductor.modules_by_key(context)
             if context is not None:
-                self._traced_in[context] = known
-        return known
+                self._traced_in[context] = traced
+        return traced
 
-    def _around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
+    def _write_range(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
         """Write code that opens the range of a kernel before its call and closes it after.
 
         `find` returns the scheduler nodes that the kernel implements, and `write_call` writes its call.
@@ -258,18 +258,18 @@ class _Graph:
         layers = [by_id.get(id(module())) for module in modules.values()]
         paths = [layer.layer if layer is not None else None for layer in layers]
         key = (site.layer, site.module) if site is not None else None, *paths
-        known, found = self._layers.get(key, ({}, None))
-        same = known.keys() == modules.keys() and all(known[head] is module for head, module in modules.items())
-        if found is None or not same:
+        previous, cached = self._layers.get(key, ({}, None))
+        same = previous.keys() == modules.keys() and all(previous[head] is module for head, module in modules.items())
+        if cached is None or not same:
             phase = self.phase_for(site)
             around = site.layer if site is not None else ""
             event = client.event(
                 tag.format(tag.Tag(around, self._name, phase)), category=None if phase == "other" else phase, few=True
             )
             find = functools.partial(_layer_by_expression, modules, by_id, around)
-            found = compiled_ranges.Layers(site, event, find)
-            self._layers[key] = modules, found
-        return found
+            cached = compiled_ranges.Layers(site, event, find)
+            self._layers[key] = modules, cached
+        return cached
 
 
 def _layer_by_expression(

@@ -99,9 +99,9 @@ class Layers(dict[str, Any]):
     def __missing__(self, text: str) -> Any:
         phase, count, *words = text.split(_SEPARATOR)
         named = [self._named(path, module) for path, module in zip(words[::2], words[1::2], strict=True)]
-        known = [layer for layer in named if layer is not None]
-        layers, around = list(dict.fromkeys(known[: int(count)])), known[int(count) :]
-        complete = len(known) == len(named)
+        open_layers = [layer for layer in named if layer is not None]
+        layers, around = list(dict.fromkeys(open_layers[: int(count)])), open_layers[int(count) :]
+        complete = len(open_layers) == len(named)
         made = self[text] = layer_event(cast("tag.Phase", phase), layers, around) if complete else self.event
         return made
 

@@ -35,13 +35,13 @@ class FoundModels:
         """
         if is_keras(module) and not hasattr(module, "fit"):
             return  # Keras calls the layers of a model with symbolic tensors to build it
-        for model in [one for one in self._models if one.root() is None]:
+        for model in [model for model in self._models if model.root() is None]:
             self._close(model)
         self._finds[type(module)] += 1
         # Limits the searches of a program that creates new models in each step.
         deep = is_power_of_two(self._finds[type(module)])
-        found = list(_models_of(module)) if deep else [module]
-        models = [Model(weakref.ref(inner(root)), EVERYTHING, True) for root in found if self._is_new(root)]
+        roots = list(_models_of(module)) if deep else [module]
+        models = [Model(weakref.ref(inner(root)), EVERYTHING, True) for root in roots if self._is_new(root)]
         for model in models:
             self._models.append(model)
             self._sites.open(model)
@@ -68,16 +68,16 @@ def _models_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the outermost module that contains `module`, then those with parameters that an optimizer updates."""
     modules = list(_instances(torch.nn.Module))
     parents: dict[int, torch.nn.Module] = {}
-    for one in modules:
+    for parent in modules:
         # A graph of torch.compile or torch.fx also contains modules of the model that it was traced from.
-        if hasattr(one, "_modules") and not isinstance(one, torch.fx.GraphModule):
-            for _, child in children(one):
-                parents.setdefault(id(child), one)
+        if hasattr(parent, "_modules") and not isinstance(parent, torch.fx.GraphModule):
+            for _, child in children(parent):
+                parents.setdefault(id(child), parent)
     groups = [group for optimizer in _instances(torch.optim.Optimizer) for group in optimizer.param_groups]
     updated = {id(parameter) for group in groups for parameter in group["params"]}
-    trained = [one for one in modules if updated.intersection(map(id, vars(one).get("_parameters", {}).values()))]
-    outermost = [_outermost(one, parents) for one in (module, *trained)]
-    yield from {id(one): one for one in outermost}.values()
+    trained = [layer for layer in modules if updated.intersection(map(id, vars(layer).get("_parameters", {}).values()))]
+    outermost = [_outermost(layer, parents) for layer in (module, *trained)]
+    yield from {id(root): root for root in outermost}.values()
 
 
 def _outermost(module: torch.nn.Module, parents: dict[int, torch.nn.Module]) -> torch.nn.Module:
@@ -90,4 +90,4 @@ def _outermost(module: torch.nn.Module, parents: dict[int, torch.nn.Module]) -> 
 
 def _instances(kind: type) -> Iterator[Any]:
     """Yield the instances of a class. `type` calls no code of a proxy, as `isinstance` does."""
-    return (one for one in gc.get_objects() if issubclass(type(one), kind))
+    return (instance for instance in gc.get_objects() if issubclass(type(instance), kind))

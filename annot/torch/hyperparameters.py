@@ -38,13 +38,20 @@ def _dtype(module: Any) -> str:
 
 _BIAS: Final[Hyperparameter] = ("bias", _has("bias"), True)
 _WINDOW: Final[tuple[Hyperparameter, ...]] = (
-    ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1), ("padding", "padding", 0), ("dilation", "dilation", 1),
+    ("kernel", "kernel_size", ALWAYS),
+    ("stride", "stride", 1),
+    ("padding", "padding", 0),
+    ("dilation", "dilation", 1),
     ("ceil", "ceil_mode", False),
-)  # fmt: skip
+)
 _RECURRENT: Final[tuple[Hyperparameter, ...]] = (
-    ("hidden", "hidden_size", ALWAYS), ("layers", "num_layers", 1), ("bidirectional", "bidirectional", False),
-    ("proj", "proj_size", 0), ("batch_first", "batch_first", False), ("bias", "bias", True),
-)  # fmt: skip
+    ("hidden", "hidden_size", ALWAYS),
+    ("layers", "num_layers", 1),
+    ("bidirectional", "bidirectional", False),
+    ("proj", "proj_size", 0),
+    ("batch_first", "batch_first", False),
+    ("bias", "bias", True),
+)
 _TABLE: Final[tuple[Hyperparameter, ...]] = (("num", "num_embeddings", ALWAYS), ("dim", "embedding_dim", ALWAYS))
 _AFFINE: Final[Hyperparameter] = ("affine", _has("weight"), True)
 _ADAPTIVE: Final[tuple[Hyperparameter, ...]] = (("out", "output_size", ALWAYS),)
@@ -104,11 +111,11 @@ def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
         from annot.keras.hyperparameters import hyperparameters as of_keras
 
         return of_keras(module, shown_as)
-    known = _known(module)
-    if module is None or known is None:
+    torch_class = _torch_class(module)
+    if module is None or torch_class is None:
         return ()
-    family = next((parameters for cls, parameters in _FAMILIES.items() if issubclass(known, cls)), ())
-    based = (("base", known.__name__),) if known.__name__ != shown_as else ()
+    family = next((parameters for cls, parameters in _FAMILIES.items() if issubclass(torch_class, cls)), ())
+    based = (("base", torch_class.__name__),) if torch_class.__name__ != shown_as else ()
     return (*based, *hyperparameter_values(module, family))
 
 
@@ -122,8 +129,8 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Argu
         >>> gradients(nn.Linear(3, 4), [torch.zeros(2, 3)])
         (('grad', 'weight'),)
     """
-    known = _known(module)
-    if module is None or known is None or issubclass(known, _WITHOUT_GRADIENT) or not torch.is_grad_enabled():
+    cls = _torch_class(module)
+    if module is None or cls is None or issubclass(cls, _WITHOUT_GRADIENT) or not torch.is_grad_enabled():
         return ()
     computed = "parametrizations" in module._modules
     weights = [parameter.requires_grad for parameter in module.parameters(recurse=computed)]
@@ -132,7 +139,7 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Argu
     return (("grad", "weight" if any(weights) else "input"),)
 
 
-def _known(module: nn.Module | None) -> type[nn.Module] | None:
+def _torch_class(module: nn.Module | None) -> type[nn.Module] | None:
     """Return the class of PyTorch whose `forward` the module runs, or None."""
     own = type(module)
     cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.nn.modules.")), None)

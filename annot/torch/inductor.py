@@ -40,11 +40,11 @@ def find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
     with contextlib.suppress(ImportError):
         owner: Any = importlib.import_module(module)
         if classes:
-            owner = next((vars(owner)[one] for one in classes.split("|") if one in vars(owner)), None)
+            owner = next((vars(owner)[alias] for alias in classes.split("|") if alias in vars(owner)), None)
         original = vars(owner).get(name) if owner is not None else None
         if original is not None:
-            known = {*inspect.signature(original).parameters, *vars(owner).get("__annotations__", ())}
-            return (owner, name) if known.issuperset(needed) else None
+            names = {*inspect.signature(original).parameters, *vars(owner).get("__annotations__", ())}
+            return (owner, name) if names.issuperset(needed) else None
     return None
 
 
@@ -85,8 +85,8 @@ def nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
 
     Nodes of a branch of `torch.cond` come with nodes of the graph around it, which are left out.
     """
-    parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
-    nodes = {node for part in parts for node in part.node.origins if node.op == "call_function"}
+    snodes = (snode for entry in scheduled for snode in entry.get_nodes() if snode.node is not None)
+    nodes = {node for snode in snodes for node in snode.node.origins if node.op == "call_function"}
     order = {node: index for index, node in enumerate(graph.nodes)}
     return sorted(nodes & order.keys(), key=order.__getitem__) or list(nodes)
 

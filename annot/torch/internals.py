@@ -72,15 +72,15 @@ INTERNALS: Final = (
 
 def internal(name: str) -> Any:
     """Return an object of the table, or None if this release of PyTorch lacks it."""
-    found: Any = torch
+    value: Any = torch
     path = "torch"
     for word in name.split(".")[1:]:
         path = f"{path}.{word}"
-        found = getattr(found, word, sys.modules.get(path))  # torch.optim deletes its attribute `optimizer`
-    return found
+        value = getattr(value, word, sys.modules.get(path))  # torch.optim deletes its attribute `optimizer`
+    return value
 
 
 @functools.cache
 def missing() -> tuple[str, ...]:
     """Return the names of objects that this release lacks and that ranges need."""
-    return tuple(one.name for one in INTERNALS if one.without == _NO_RANGES and internal(one.name) is None)
+    return tuple(entry.name for entry in INTERNALS if entry.without == _NO_RANGES and internal(entry.name) is None)

@@ -192,15 +192,18 @@ def _matrix_units(device: torch.device) -> frozenset[str]:
     if torch.version.hip:
         chip = str(properties.gcnArchName).partition(":")[0]
         kinds = {
-            "f16 bf16": True, "f32": chip.startswith(("gfx908", "gfx90a", "gfx94", "gfx95")),
-            "f64": chip.startswith(("gfx90a", "gfx94", "gfx95")), "tf32": chip.startswith("gfx94"),
-        }  # fmt: skip
+            "f16 bf16": True,
+            "f32": chip.startswith(("gfx908", "gfx90a", "gfx94", "gfx95")),
+            "f64": chip.startswith(("gfx90a", "gfx94", "gfx95")),
+            "tf32": chip.startswith("gfx94"),
+        }
     else:
         capability = (properties.major, properties.minor)
         kinds = {
-            "f16": capability >= (7, 0), "bf16 tf32": capability >= (8, 0),
+            "f16": capability >= (7, 0),
+            "bf16 tf32": capability >= (8, 0),
             "f64": capability in ((8, 0), (9, 0), (10, 0)),
-        }  # fmt: skip
+        }
     return frozenset(name for names, has in kinds.items() if has for name in names.split())
 
 

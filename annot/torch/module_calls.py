@@ -308,12 +308,12 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     The key is None, as for ranges without shapes, if reading an argument fails.
     """
-    found = tensors_in(args, kwargs, is_tensor)
+    tensors = tensors_in(args, kwargs, is_tensor)
     with torch._C.DisableTorchFunction():
-        autocast = autocast_dtype(found) if _is_autocast() else ""
-        if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
-            return autocast, *[(tensor.shape, tensor.dtype) for tensor in found]
-        return autocast, *map(spec_of, found)
+        autocast = autocast_dtype(tensors) if _is_autocast() else ""
+        if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in tensors):
+            return autocast, *[(tensor.shape, tensor.dtype) for tensor in tensors]
+        return autocast, *map(spec_of, tensors)
 
 
 @bookkeeping(_nothing, "a layer runs without a range")
@@ -336,11 +336,11 @@ def if_recomputed(
     """Return the events of a call while a backward is open. Inside a node they are those of a recomputation."""
     if _current_node() is None:
         return events
-    found = site.recomputed.recall(events[0])
-    if found is None:
+    recomputed = site.recomputed.recall(events[0])
+    if recomputed is None:
         with torch._C.DisableTorchFunction():
-            found = site.recomputed.keep(events[0], (site.make_recompute_event(args, kwargs), events[1]))
-    return found  # type: ignore[no-any-return]
+            recomputed = site.recomputed.keep(events[0], (site.make_recompute_event(args, kwargs), events[1]))
+    return recomputed  # type: ignore[no-any-return]
 
 
 FOR_C: Final[dict[str, Any]] = {

@@ -126,9 +126,9 @@ class Site:
         if not specs:
             return (specs, omitted, ()), ()
         # A subclass may lack attributes of its base class.
-        known: Arguments = guard.attempt(hyperparameters, self.of(), self.module, otherwise=())
+        settings: Arguments = guard.attempt(hyperparameters, self.of(), self.module, otherwise=())
         grad: Arguments = guard.attempt(gradients, self.of(), tensors, otherwise=())
-        return (specs, omitted, known + arguments), grad
+        return (specs, omitted, settings + arguments), grad
 
     def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: Arguments) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))
@@ -229,11 +229,11 @@ class Sites:
 
     def clear(self) -> None:
         """Forget all modules, including discovered ones."""
-        for known in (
+        for table in (
             self.by_id, self._excluded, self._callers, self._outside, self._misses, self._layers, self._generated,
             self._models, self.dead,
         ):  # fmt: skip
-            known.clear()
+            table.clear()
         self._on_change()
 
     def bury(self) -> None:
@@ -246,8 +246,8 @@ class Sites:
             count = len(self.dead)
             for dead in self.dead[:count]:
                 site = self.by_id.get(dead.ident)
-                known = self._excluded.get(dead.ident) if site is None else site.of
-                if dead is known:  # not a newer module with the same id
+                current = self._excluded.get(dead.ident) if site is None else site.of
+                if dead is current:  # not a newer module with the same id
                     self._forget(dead.ident)
                 self._outside.pop(dead.ident, None)
             self._on_change()
@@ -296,8 +296,8 @@ class Sites:
     def _should_search(self, module: torch.nn.Module) -> bool:
         """Return whether to search a module again: only at call 1, 2, 4, 8 and so on, because a search is slow."""
         ident = id(module)
-        known, calls = self._outside.get(ident) or (self._watched(module), 0)
-        self._outside[ident] = known, calls + 1
+        watched, calls = self._outside.get(ident) or (self._watched(module), 0)
+        self._outside[ident] = watched, calls + 1
         return is_power_of_two(calls + 1)
 
     def _find(self, module: torch.nn.Module, parent: torch.nn.Module, caller: Site) -> Site | None:
@@ -305,9 +305,9 @@ class Sites:
         deep = is_power_of_two(self._misses[id(parent)] + 1)
         root = caller.model.root() if deep else None
         for holder, path in ((parent, caller.layer), (root, caller.model.path(""))):
-            found = path_to(module, holder, deep=deep) if holder is not None else None
-            if found is not None:
-                return self._add_discovered(module, join(path, found[0]), found[1], caller)
+            match = path_to(module, holder, deep=deep) if holder is not None else None
+            if match is not None:
+                return self._add_discovered(module, join(path, match[0]), match[1], caller)
         self._misses[id(parent)] += 1
         if not (module._parameters or module._modules):
             return None
@@ -332,19 +332,19 @@ class Sites:
         new: set[int] = set()
         classes: set[tuple[str, type]] = set()
         for below, module in paths(top):
-            known = self.by_id.get(id(module))
+            site = self.by_id.get(id(module))
             here = join(path, below) if path else model.path(below)
             if not model.takes(here, module):
                 self._exclude(module)
                 continue
             held.add(id(module))  # first: a signal handler may raise between any two calls
-            if known is None:
+            if site is None:
                 new.add(id(module))
                 classes.add((self._add(module, here, model).module, type(inner(module))))
             elif id(module) in new:
-                known.elsewhere = known.elsewhere or {known.layer: known}
-                if len(known.elsewhere) < MAX_PATHS:
-                    known.elsewhere[here] = Site(here, known.module, known.shapes, known.of, known.model)
+                site.elsewhere = site.elsewhere or {site.layer: site}
+                if len(site.elsewhere) < MAX_PATHS:
+                    site.elsewhere[here] = Site(here, site.module, site.shapes, site.of, site.model)
         class_sources.note(classes)
 
     def _add_loss(self, module: torch.nn.Module) -> Site | None:
@@ -366,18 +366,18 @@ class Sites:
         """Name a model, and rename open models without name and ranges, if their paths would collide."""
         root = unwrapped(model.root())
         if model.name is None:
-            same = next((one for one in self._open if unwrapped(one.root()) is root), None)
+            same = next((other for other in self._open if unwrapped(other.root()) is root), None)
             model.name = same.name if same is not None else self._path_in_another(model)
             if same is not None or model.name is not None:
                 return
-        others = [one for one in self._open if unwrapped(one.root()) is not root]
-        alike = [one for one in others if (one.name or "") == (model.name or "")]
-        for one in alike:
-            if one.name is None and not self._is_used(one):
-                self._rename(one, self._free_name(one))
+        others = [other for other in self._open if unwrapped(other.root()) is not root]
+        alike = [other for other in others if (other.name or "") == (model.name or "")]
+        for other in alike:
+            if other.name is None and not self._is_used(other):
+                self._rename(other, self._free_name(other))
         if alike and model.name is None:
             model.name = self._free_name(model)
-        elif any((one.name or "") == model.name for one in alike):
+        elif any((other.name or "") == model.name for other in alike):
             client.warn_once(f"two open models have the name {model.name!r}: their layers share rows")
 
     def _path_in_another(self, model: Model) -> str | None:
@@ -394,9 +394,9 @@ class Sites:
 
     def _free_name(self, model: Model) -> str:
         root = unwrapped(model.root())
-        taken = {one.name for one in self._open if unwrapped(one.root()) is not root}
+        taken = {other.name for other in self._open if unwrapped(other.root()) is not root}
         name = class_name(root) if root is not None else "Model"
-        return next(one for one in map(numbered, itertools.repeat(name), itertools.count(1)) if one not in taken)
+        return next(free for free in map(numbered, itertools.repeat(name), itertools.count(1)) if free not in taken)
 
     def _is_used(self, model: Model) -> bool:
         return any(site.is_used() for site in map(self.by_id.get, model.held) if site is not None)
@@ -436,8 +436,8 @@ class Sites:
         if site is not None and self._layers.get(site.layer) is site:
             self._generated.free(site.layer)
             self._layers.pop(site.layer, None)
-        for known in (self.by_id, self._excluded, self._callers, self._misses):
-            known.pop(ident, None)
+        for table in (self.by_id, self._excluded, self._callers, self._misses):
+            table.pop(ident, None)
 
 
 def numbered(name: str, number: int) -> str:
@@ -455,11 +455,11 @@ class Numbered:
     def lowest(self, name: str) -> str:
         """Return the numbered name with the lowest number that is free."""
         free = self._free.setdefault(name, [1])
-        while self._taken(found := numbered(name, free[0])):
+        while self._taken(candidate := numbered(name, free[0])):
             if len(free) == 1:
                 free.append(free[0] + 1)
             del free[0]
-        return found
+        return candidate
 
     def free(self, name: str) -> None:
         """Release a numbered name."""

@@ -110,7 +110,7 @@ class ThreadNotes:
         }
         pending = [node for node, number in numbers.items() if number != _ACCUMULATE_GRAD]
         owners: dict[int, Callable[[int], Invocation | None]] = {}
-        found: list[tuple[int, int, Invocation | None, Any]] = []
+        entries: list[tuple[int, int, Invocation | None, Any]] = []
         rises, made_on, number_of, last = False, self._made_on, numbers.get, -1
         owner: Callable[[int], Invocation | None] = _no_owner
         while pending:
@@ -119,7 +119,7 @@ class ThreadNotes:
             thread = made_on(node)
             if thread != last:
                 last, owner = thread, owners.get(thread) or owners.setdefault(thread, self._owners_on(thread))
-            found.append((number, len(found), owner(number), node))
+            entries.append((number, len(entries), owner(number), node))
             for child, _ in node.next_functions:
                 if child is None:
                     continue
@@ -132,7 +132,7 @@ class ThreadNotes:
                     rises = True
         if len(numbers) > _DEEP:
             _keep_edges(numbers)
-        return found, rises or len(owners) > 1
+        return entries, rises or len(owners) > 1
 
     def _owners_on(self, thread: int) -> Callable[[int], Invocation | None]:
         """Return a function from the number of a node that this thread created to its owner."""
@@ -161,11 +161,11 @@ def _no_owner(_: int) -> Invocation | None:
     return None
 
 
-def _keep_edges(found: Iterable[Any]) -> None:
+def _keep_edges(nodes: Iterable[Any]) -> None:
     """Store the edges of each node in its metadata, so that freeing a deep graph does not overflow the C stack.
 
     Since PyTorch 2.13 a node keeps its Python object, and nodes with a Python object free each other recursively.
     CPython limits the recursion of containers (the trashcan mechanism), so freeing through these tuples is safe.
     """
-    for node in found:
+    for node in nodes:
         node.metadata[_EDGES_KEY] = node.next_functions

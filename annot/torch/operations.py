@@ -47,6 +47,7 @@ _FAST_PATHS: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, 
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _SCALARS: Final = (bool, int, float, str, type(None))
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
 _is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
@@ -152,9 +153,9 @@ def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwar
         key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
     if _is_autocast():
         key = autocast_dtype(tensors_in(args, kwargs, is_tensor)), key
-    found = events.get(key) or events.recall(key)
-    if found is not None:
-        return found
+    cached = events.get(key) or events.recall(key)
+    if cached is not None:
+        return cached
     tensors, arguments = _shown_arguments(func, args, kwargs)
     if len(events) >= MAX_VARIANTS:
         arguments = ()
@@ -162,10 +163,10 @@ def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwar
     return _remember(events, key, site, func.__name__, (specs, omitted, arguments + autocast))
 
 
-def _remember(events: Recent, key: Any, site: Site, name: str, parts: Shown = ((), 0, ())) -> Any:
-    specs, omitted, arguments = parts
-    one = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
-    return events.keep(key, client.wrapper(client.event(tag.format(one), category="op")))
+def _remember(events: Recent, key: Any, site: Site, name: str, description: Shown = ((), 0, ())) -> Any:
+    specs, omitted, arguments = description
+    label = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
+    return events.keep(key, client.wrapper(client.event(tag.format(label), category="op")))
 
 
 def _key(value: Any, depth: int) -> Any:
@@ -189,9 +190,9 @@ def _shown_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     tensors: list[Any] = []
     arguments: list[tuple[str, tag.Value]] = []
     for name, value in _named(_parameters(func), args, kwargs):
-        found = tensors_in([value], {}, is_tensor)
-        tensors += found
-        if not found and len(arguments) < MAX_ARGUMENTS:
+        value_tensors = tensors_in([value], {}, is_tensor)
+        tensors += value_tensors
+        if not value_tensors and len(arguments) < MAX_ARGUMENTS:
             arguments += [(name, formatted) for formatted in _formatted(value)]
     return tensors, tuple(arguments)
 
@@ -211,11 +212,11 @@ def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, A
 def _parameters(func: Any) -> tuple[str, ...]:
     """Return the names of the positional parameters of a function. Empty if PyTorch does not document them."""
     try:
-        known = torch.overrides.get_testing_overrides().get(func, func)
-        parameters = inspect.signature(known).parameters.values()
+        stub = torch.overrides.get_testing_overrides().get(func, func)
+        parameters = inspect.signature(stub).parameters.values()
     except (TypeError, ValueError):
         return ()
-    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
+    return tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
 
 
 def _formatted(value: Any) -> list[tag.Value]:
@@ -233,9 +234,9 @@ def _formatted_item(value: Any) -> tuple[tag.Scalar, ...]:
     if kind in _SCALARS:
         return (value,)
     if kind is slice:
-        parts = [value.start, value.stop] + ([value.step] if value.step is not None else [])
-        plain = all(type(part) in (int, type(None)) for part in parts)
-        return (":".join("" if part is None else str(part) for part in parts),) if plain else ()
+        bounds = [value.start, value.stop] + ([value.step] if value.step is not None else [])
+        plain = all(type(bound) in (int, type(None)) for bound in bounds)
+        return (":".join("" if bound is None else str(bound) for bound in bounds),) if plain else ()
     if value is Ellipsis:
         return ("...",)
     if kind in _NAMED:

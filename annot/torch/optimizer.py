@@ -60,14 +60,14 @@ class OptimizerSteps:
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
         self._patches.replace(Optimizer, "_patch_step_function", first_use)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(self._pre_hook)
+        register_optimizer_step_post_hook(self._post_hook)
 
     def remove(self) -> None:
         """Restore all attributes in reverse order."""
         self._live = False
         # By value: `install` loses the handle of a hook if an interrupt comes before the assignment.
-        for hooks, ours in ((_before, self._before_step), (_after, self._after_step)):
+        for hooks, ours in ((_before, self._pre_hook), (_after, self._post_hook)):
             for key in [key for key, hook in dict(hooks).items() if hook == ours]:
                 del hooks[key]
         while self._open:  # other threads may be inside a step
@@ -91,16 +91,16 @@ class OptimizerSteps:
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or not self._live:
                 return original(optimizer, *args, **kwargs)
-            return self._around_step(original, optimizer, args, kwargs)
+            return self._call_step(original, optimizer, args, kwargs)
 
         return step
 
-    def _around_step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def _call_step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         active = self._active()
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
-        depth, event, ident = client.depth(), self._events.of(optimizer), id(optimizer)
-        wrapped = _with_closure((optimizer, *args), kwargs, lambda: client.pop_to(depth), lambda: client.push(event))
+        depth, event, ident = client.depth(), self._events.next_event(optimizer), id(optimizer)
+        wrapped = _wrap_closure((optimizer, *args), kwargs, lambda: client.pop_to(depth), lambda: client.push(event))
         try:
             active.add(ident)
             if wrapped is None:
@@ -113,7 +113,7 @@ class OptimizerSteps:
             finally:
                 active.discard(ident)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def _pre_hook(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if _is_compiling():
             return None
         self._close_stale()
@@ -122,14 +122,14 @@ class OptimizerSteps:
 
         def open_range() -> None:
             if self._live:
-                self._open[threading.get_ident()] = client.start(self._events.of(optimizer))
+                self._open[threading.get_ident()] = client.start(self._events.next_event(optimizer))
 
-        wrapped = _with_closure(args, kwargs, self._close_stale, open_range)
+        wrapped = _wrap_closure(args, kwargs, self._close_stale, open_range)
         if wrapped is None:
             open_range()
         return wrapped
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _post_hook(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not _is_compiling():
             self._close_stale()
 
@@ -147,7 +147,7 @@ class OptimizerSteps:
             return self._thread.active  # type: ignore[no-any-return]
 
 
-def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
+def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
     """Return the arguments of a step with `before` and `after` around the closure, or None without a closure."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
@@ -169,20 +169,20 @@ class UpdateEvents:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
+        self._cache: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
 
-    def of(self, optimizer: Any) -> Any:
+    def next_event(self, optimizer: Any) -> Any:
         """Return the event of the next step of an optimizer, without arguments if reading the groups fails."""
-        found = guard.attempt(self._of, optimizer, otherwise=None)
-        return _step_event(optimizer) if found is None else found
+        event = guard.attempt(self._next_event, optimizer, otherwise=None)
+        return _step_event(optimizer) if event is None else event
 
-    def _of(self, optimizer: Any) -> Any:
+    def _next_event(self, optimizer: Any) -> Any:
         groups = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
-        known = self._known.get(optimizer)
-        if known is None or known[0] != groups:
+        cached = self._cache.get(optimizer)
+        if cached is None or cached[0] != groups:
             shown = *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
-            known = self._known[optimizer] = groups, _step_event(optimizer, shown)
-        return known[1]
+            cached = self._cache[optimizer] = groups, _step_event(optimizer, shown)
+        return cached[1]
 
 
 def _step_event(optimizer: Any, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
@@ -201,11 +201,11 @@ def _rows(groups: Iterable[Any]) -> Iterator[optimizer_arguments.Row]:
 def _base(optimizer: Optimizer) -> tuple[tuple[str, tag.Value], ...]:
     """Return the argument `base` of a user-defined class that inherits `step` from a class of PyTorch."""
     cls = type(optimizer)
-    known = next((one for one in cls.__mro__ if one.__module__.startswith("torch.optim.")), Optimizer)
+    torch_class = next((base for base in cls.__mro__ if base.__module__.startswith("torch.optim.")), Optimizer)
     computes = inspect.unwrap(cls.step).__module__
-    if known in (cls, Optimizer) or not computes.startswith("torch.optim."):
+    if torch_class in (cls, Optimizer) or not computes.startswith("torch.optim."):
         return ()
-    return (("base", known.__name__),)
+    return (("base", torch_class.__name__),)
 
 
 def install(patches: Patches) -> None:
@@ -214,18 +214,18 @@ def install(patches: Patches) -> None:
     Gradient clipping has a range if it is called as ``torch.nn.utils.clip_grad_norm_``. A function imported by name
     before the block is not patched.
     """
-    patches.surround(Optimizer, "zero_grad", "zero_grad", _of_class("zero_grad"))
+    patches.surround(Optimizer, "zero_grad", "zero_grad", _class_event("zero_grad"))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
             patches.surround(module, name, "clip_grad", lambda *_, name=name, **__: _event(name))
     for scheduler in {LRScheduler, ReduceLROnPlateau, *subclasses(LRScheduler)}:
         if "step" in vars(scheduler):
-            patches.surround(scheduler, "step", "lr_scheduler", _of_class("lr_scheduler"))
+            patches.surround(scheduler, "step", "lr_scheduler", _class_event("lr_scheduler"))
     for name in ("unscale_", "update"):
-        patches.surround(torch.amp.GradScaler, name, "scaler", _of_class(name))
+        patches.surround(torch.amp.GradScaler, name, "scaler", _class_event(name))
 
 
-def _of_class(name: str) -> Callable[..., Any]:
+def _class_event(name: str) -> Callable[..., Any]:
     return lambda instance, *_, **__: _event(name, type(instance).__name__)
 
 

@@ -216,11 +216,11 @@ class Installed:
     def find_models(self) -> None:
         """Install the patches, and add the models that are called. `annot.emit.search.end` undoes both."""
         with self._lock:
-            found = FoundModels(self._sites)
-            self._undo += [self._sites.clear, found.close]
+            models = FoundModels(self._sites)
+            self._undo += [self._sites.clear, models.close]
             search.on_end(self._end_search)
             self._install(Options(), None)
-            self._sites.search(found.find)
+            self._sites.search(models.find)
 
     def _end_search(self) -> None:
         with self._lock:
@@ -296,14 +296,14 @@ class Installed:
         operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
         module_calls.install(self._undo, calls, operations.around if operations else None)
         if options.forward or options.backward:
-            self._install_part(Engine(calls, ranges=options.backward))
+            self._install_patch(Engine(calls, ranges=options.backward))
         if options.optimizer:
-            self._install_part(optimizer.OptimizerSteps())
+            self._install_patch(optimizer.OptimizerSteps())
         patches = Patches()
         self._undo.append(patches.undo)
         self._install_around(patches, options)
         if options.compiled:
-            self._install_part(Compiled(calls, self._sites, forward=options.forward, backward=options.backward))
+            self._install_patch(Compiled(calls, self._sites, forward=options.forward, backward=options.backward))
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """Install the patches other than module calls, the engine and optimizer steps."""
@@ -327,11 +327,11 @@ class Installed:
         if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
             from annot.keras.optimizer import OptimizerSteps as KerasOptimizerSteps
 
-            self._install_part(KerasOptimizerSteps())
+            self._install_patch(KerasOptimizerSteps())
 
-    def _install_part(self, part: Any) -> None:
-        self._undo.append(part.remove)  # first: a signal handler may raise between any two calls
-        part.install()
+    def _install_patch(self, patch: Any) -> None:
+        self._undo.append(patch.remove)  # first: a signal handler may raise between any two calls
+        patch.install()
 
     def _replicate(self, original: Any, module: torch.nn.Module) -> Any:
         """Give each replica that DataParallel makes for a forward a copy of the site of its module."""

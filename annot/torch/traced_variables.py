@@ -37,10 +37,10 @@ def parse(expression: str) -> tuple[str, str, tuple[Step, ...]] | None:
 
     Kind and name are empty for steps alone, as in ``.blocks[0].fc``.
     """
-    found = _EXPRESSION.fullmatch(expression)
-    if found is None:
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
         return None
-    kind, name, below = found.group(1, 2, 3)
+    kind, name, below = match.group(1, 2, 3)
     steps = tuple(attribute or ast.literal_eval(item) for attribute, item in re.findall(_STEP, below))
     return kind or "", name or "", steps
 

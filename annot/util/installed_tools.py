@@ -77,8 +77,8 @@ class Nsys:
 
     def writer_backend(self) -> Path | None:
         """Return the library that nsys_writer needs to write reports, or None if this release lacks it."""
-        found = (folder / "libNvtxwBackend.so" for folder in self._host_folders_beside())
-        return next((path for path in found if path.exists()), None)
+        paths = (folder / "libNvtxwBackend.so" for folder in self._host_folders_beside())
+        return next((path for path in paths if path.exists()), None)
 
     def writer_package(self) -> Path | None:
         """Return the folder of the pip package nsys_writer, or None if this release lacks it."""
@@ -128,8 +128,8 @@ def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
 def parse_version(text: str) -> tuple[int, ...]:
     """Return year, minor and patch from the output of ``nsys --version`` or ``ncu --version``; empty if it has none."""
-    found = re.search(r"\b(20\d\d)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+    match = re.search(r"\b(20\d\d)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(number) for number in match.groups() if number is not None) if match else ()
 
 
 def has_gpu_driver(root: Path = Path("/")) -> bool:
@@ -148,13 +148,13 @@ def has_nsys_writer() -> bool:
 
 def python_of(command: str) -> Path | None:
     """Return the Python interpreter that `command` is or names in its ``#!`` line; None for other commands."""
-    found = shutil.which(command)
-    if found is None:
+    executable = shutil.which(command)
+    if executable is None:
         return None
-    if _is_python(Path(found).name):
-        return Path(found)
+    if _is_python(Path(executable).name):
+        return Path(executable)
     try:
-        with open(found, "rb") as file:
+        with open(executable, "rb") as file:
             line = file.readline(512)
     except OSError:
         return None
@@ -215,9 +215,14 @@ def _candidates(name: str, patterns: Iterable[str], environ: Mapping[str, str], 
 def _output_of(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -43,12 +43,12 @@ class Recent(dict[Any, Any]):
 
     def recall(self, key: Any) -> Any:
         """Return the value of `key`, young or old; None if there is none."""
-        found = self.get(key)
-        if found is None:
-            found = self._older.get(key)
-            if found is not None:
-                self.keep(key, found)
-        return found
+        value = self.get(key)
+        if value is None:
+            value = self._older.get(key)
+            if value is not None:
+                self.keep(key, value)
+        return value
 
     def keep(self, key: Any, value: Any) -> Any:
         """Add an entry and return its value."""

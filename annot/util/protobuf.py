@@ -68,8 +68,8 @@ def message_classes(
                 added.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in names}
-    return SimpleNamespace(**{name: message_factory.GetMessageClass(one) for name, one in found.items()})
+    classes = {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names}
+    return SimpleNamespace(**classes)
 
 
 def parse(kind: Any, data: bytes) -> Any:

@@ -38,8 +38,8 @@ class WeakKeys(Generic[K, V]):
 
     def get(self, key: K, default: Any = None) -> Any:
         """Return the value of a key, or `default`."""
-        found = self._entries.get(id(key))
-        return default if found is None else found[1]
+        entry = self._entries.get(id(key))
+        return default if entry is None else entry[1]
 
     def setdefault(self, key: K, value: V) -> V:
         """Return the value of a key; add the key with `value` first if it is missing."""

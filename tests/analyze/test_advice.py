@@ -512,12 +512,12 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
     assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["32", "16"]
 
 
-@pytest.mark.parametrize("view", ["--by advice", "--columns roofline"])
-def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], view: str) -> None:
+@pytest.mark.parametrize("by", ["advice", "layer_roofline"])
+def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
     """Advice is about one rank."""
     paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]
-    assert main(["report", *paths, *view.split()]) == 1
-    assert f"{view} needs a single rank: use --rank N" in capsys.readouterr().err
+    assert main(["report", *paths, "--by", by]) == 1
+    assert f"--by {by} needs a single rank: use --rank N" in capsys.readouterr().err
 
 
 def test_waits_are_read_from_exports(tmp_path: Path) -> None:

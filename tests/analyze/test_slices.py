@@ -43,6 +43,6 @@ def test_sizes_of_slices(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for module, limit in LIMITS:
         monkeypatch.setattr(module, limit, 1000)
     none = lambda chosen, _: pl.repeat(False, len(chosen), dtype=pl.Boolean, eager=True)  # noqa: E731
-    monkeypatch.setattr(step_parts, "_inside", none)
+    monkeypatch.setattr(step_parts, "_are_nested", none)
     for first, second in zip(at_once, results(path), strict=True):
         assert first == second

@@ -18,7 +18,7 @@ from annot.analyze import idle
 from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
 from annot.analyze.overlap import shares
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
-from annot.analyze.step_parts import parts_of
+from annot.analyze.step_parts import step_inputs
 from annot.analyze.step_time import step_time
 from annot.attribution import attribute
 from annot.attribution.step_spans import step_spans
@@ -101,7 +101,7 @@ def test_the_parts_of_a_step_on_a_cpu() -> None:
     }  # fmt: skip
     table = step_time(attribute(rows.build()))
     assert table.filter(pl.col("share") == "other_ranges")["hidden_ns"].sum() == 0  # they contain the phases
-    layers = layers_of_parts(attribute(rows.build()), parts_of(attribute(rows.build())))
+    layers = layers_of_parts(attribute(rows.build()), step_inputs(attribute(rows.build())))
     assert layers.rows() == [
         ("backward", "fc", "Linear", 55), ("forward", "", "Net", 30), ("forward", "fc", "Linear", 25),
         ("backward", "", "", 10), ("optimizer", "", "SGD", 10),
@@ -117,7 +117,7 @@ def test_layers_of_selected_steps_keep_their_names() -> None:
         rows.range(f"{name} Linear |fwd", at + 20, at + 50)
     for steps, name in ((slice(0, 1), "first"), (slice(1, 2), "second"), (slice(2, 3), "third")):
         one = attribute(rows.build(), steps=steps)
-        assert layers_of_parts(one, parts_of(one)).rows() == [
+        assert layers_of_parts(one, step_inputs(one)).rows() == [
             ("forward", name, "Linear", 30), ("forward", "", "Net", 20),
         ]  # fmt: skip
 
@@ -140,12 +140,12 @@ def test_without_steps_ranges_of_a_warm_up_do_not_count() -> None:
     """What lies in a range that somebody called a warm-up is none of the time, unless it is all there is."""
     rows = Rows().range("Warm-up", 0, 30).work(GEMM, None, 10, 25).work(GEMM, None, 40, 50)
     assert _shares(rows) == {"kernels": 10, "launch": 10}
-    assert parts_of(attribute(rows.build())).without_warmup
+    assert step_inputs(attribute(rows.build())).without_warmup
     only = Rows().range("net|warmup|forward", 0, 30).work(GEMM, None, 10, 25)
     assert _shares(only) == {"kernels": 15}
-    assert not parts_of(attribute(only.build())).without_warmup
+    assert not step_inputs(attribute(only.build())).without_warmup
     before = Rows().range("Warm-up", 0, 5).work(GEMM, None, 10, 25)
-    assert not parts_of(attribute(before.build())).without_warmup
+    assert not step_inputs(attribute(before.build())).without_warmup
 
 
 def test_warm_up_is_no_part_of_the_time() -> None:
@@ -208,7 +208,7 @@ def test_parts_against_a_count_of_every_nanosecond(seed: int) -> None:
         expected[next((part for part in CPU_PARTS if part in going_on | computed), "outside_ranges")] += 1
     one = attribute(rows.build())
     found = {share: ns for share, ns in step_time(one).select("share", "ns").iter_rows() if ns}
-    layers = layers_of_parts(one, parts_of(one)).group_by("part").agg(pl.col("ns").sum())
+    layers = layers_of_parts(one, step_inputs(one)).group_by("part").agg(pl.col("ns").sum())
     assert dict(layers.iter_rows()) == {part: ns for part, ns in found.items() if part in COMPUTED}
     computed_ns = {part: ns for part, ns in expected.items() if part in COMPUTED}
     assert {part: ns for part, ns in found.items() if part in COMPUTED} == computed_ns
@@ -346,7 +346,7 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     ran = ran.group_by("process", "device").agg(pl.col("ns").sum().alias("ran"))
     joined = ran.join(attribution.device_busy, on=["process", "device"])
     assert (joined["ran"] <= joined["busy_ns"]).all()
-    if attribution.steps.table.is_empty() and not parts_of(attribution).without_warmup:
+    if attribution.steps.table.is_empty() and not step_inputs(attribution).without_warmup:
         # But for copies before the first kernel and after the last.
         assert (joined["ran"] >= 0.98 * joined["busy_ns"]).all()
 

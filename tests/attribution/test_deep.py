@@ -24,21 +24,19 @@ _PEAK = """
 import re, sys
 from leaked_ranges import leaked
 from annot.runs.run import Run
-rows = Run(leaked(5000)).view(columns=sys.argv[1], total=True).rows.height
+rows = Run(leaked(5000)).view(sys.argv[1], total=True).rows.height
 print(rows, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10)
 """
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-@pytest.mark.parametrize("columns", ["time", "roofline"])
-def test_a_loop_that_never_pops_takes_no_memory_by_the_square(columns: str) -> None:
+@pytest.mark.parametrize("by", ["layer", "layer_roofline"])
+def test_a_loop_that_never_pops_takes_no_memory_by_the_square(by: str) -> None:
     """5,000 ranges inside each other are 32 rows, advice and all, in less than 400 MiB; pairs take 1.8 GiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PEAK, columns], cwd=SUPPORT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", _PEAK, by], cwd=SUPPORT, capture_output=True, text=True, check=True)
     rows, peak = map(int, done.stdout.split())
-    assert rows >= 32 or columns == "roofline"  # a plain text is no layer of a model
+    assert rows >= 32 or by == "layer_roofline"  # a plain text is no layer of a model
     assert peak < 400
 
 

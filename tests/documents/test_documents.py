@@ -113,6 +113,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("path", [*DOCUMENTS[1:], ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_files_of_the_package_that_are_named_exist(path: Path) -> None:
+    """A path such as `report/views.py` is one in the checkout or in the package."""
+    named = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|js))(?:::[\w.]+)?`", path.read_text(encoding="utf-8")))
+    places = [ROOT, ROOT / "annot", ROOT / "tests"]
+    assert [name for name in sorted(named) if not any((place / name).is_file() for place in places)] == []
+
+
 def test_every_guide_is_a_chapter() -> None:
     """The files of the guide are the chapters that `annot guide` knows, and the README names each."""
     assert {path.stem for path in DOCUMENTS[1:]} == set(CHAPTERS)

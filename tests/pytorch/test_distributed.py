@@ -27,6 +27,7 @@ from annot.attribution import attribute, by_layer
 from annot.labels.tag import parse
 from annot.runs.gather import rank_tables
 from annot.runs.selection import Selection
+from annot.torch import collectives as collectives_of_torch
 
 pytestmark = [
     needs_recorder,
@@ -227,6 +228,15 @@ def test_a_collective_that_fails_closes_its_range(alone: None, tmp_path: Path) -
 
     said = collectives(capture(tmp_path, body))
     assert said[-2:] == ["all_reduce@default_pg:1 [1]f32", "all_reduce.wait"]
+
+
+def test_kept_events_of_collectives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose messages have ever other sizes fills no memory; each message has its size."""
+    monkeypatch.setattr(collectives_of_torch, "_MAX_EVENTS", 10)
+    events = collectives_of_torch._Events()
+    made = [events._event("all_reduce", None, [torch.ones(size)]).text for size in range(1, 100)]
+    assert [text for size, text in enumerate(made, 1) if f"[{size}]f32" not in text] == []
+    assert len(events._known) <= 10
 
 
 def test_collectives_can_be_left_out(alone: None, tmp_path: Path) -> None:

@@ -484,3 +484,16 @@ def test_attributes_that_answer_anything(forward: Run) -> None:
         model = nn.Sequential(nn.Identity(), odd)
         assert forward(model, lambda model=model: [model(torch.ones(1))]) == [("Sequential>", "0>", "1>")]
         assert forward(odd, lambda odd=odd: [odd(torch.ones(1))]) == [f"{cls.__name__}>"]
+
+
+def test_module_with_a_million_paths(forward: Run) -> None:
+    """Of the 2^20 paths of a shared module, the first are enough: the block is entered at once, with all modules."""
+    leaf, last = nn.Linear(3, 3), nn.Tanh()
+    model = leaf
+    for _ in range(20):
+        model = nn.Sequential(model, model)
+    model = nn.Sequential(model, last)
+    first = "0." * 20 + "0"
+    assert next(path for path, module in module_paths.paths(model) if module is leaf) == first
+    assert sum(module is leaf for _, module in module_paths.paths(model)) == module_paths.MAX_PATHS
+    assert forward(model, lambda: last(leaf(torch.ones(1, 3)))) == [f"{first}>", "1>"]

@@ -14,7 +14,8 @@ from typing import Any
 import forked
 import node_owners
 import pytest
-from captured import capture
+from captured import Captured, capture
+from commands import needs_recorder
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -349,6 +350,31 @@ def test_a_graph_of_a_thread_that_has_ended(tmp_path: Path, outputs: str) -> Non
 
     trees = [tree for tree in capture(tmp_path, body).trees if "engine<" in tree]
     assert trees == [("engine<", ("Sequential<", "2<", "1<", "0<"))]
+
+
+NO_PROC = """
+import os
+real_open = os.open
+def no_proc(path, *arguments, **options):
+    if path == "/proc/self/mem":
+        raise PermissionError(path)
+    return real_open(path, *arguments, **options)
+os.open = no_proc
+import annot, torch
+from annot.torch import autograd_nodes
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+with annot.record("run.sqlite"), annot.emit_ranges(model):
+    model(torch.ones(1, 3)).sum().backward()
+print(autograd_nodes.find_layout())
+"""
+
+
+@needs_recorder
+def test_layers_without_access_to_proc(tmp_path: Path) -> None:
+    """Where the memory of nodes cannot be read, a program with one thread has its backward ranges."""
+    done = forked.python(NO_PROC, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+    assert Captured(tmp_path / "run.sqlite", 0, 0).trees[-1] == ("engine<", ("Sequential<", "1<", "0<"))
 
 
 def test_nothing_is_kept_of_blocks_that_are_over(tmp_path: Path) -> None:

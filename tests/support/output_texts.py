@@ -51,7 +51,7 @@ def attempt(make: Callable[[], T]) -> T | str:
 def run(*words: str, width: int = 200) -> str:
     """Return what a command prints and writes."""
     form = words[words.index("--format") + 1] if "--format" in words else ""
-    columns, profiles = patch.dict(os.environ, COLUMNS=str(width)), patch.object(annot.runs.run, "Run", _shared_run)
+    columns, profiles = patch.dict(os.environ, COLUMNS=str(width)), patch.object(annot.runs.run, "Run", _SharedRun)
     printed, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(printed), redirect_stderr(said), columns, profiles:
         out = Path(folder) / "out"
@@ -62,12 +62,19 @@ def run(*words: str, width: int = 200) -> str:
         return f"{text}{said.getvalue()}{problem}".replace(folder, "OUT")
 
 
-def _shared_run(path: str, selection: Selection = ALL) -> Run:
-    """Return a profile that the commands in a row share, because most of their time is that of reading it."""
-    try:
-        return _kept_run(os.path.abspath(path), path, selection)
-    except TypeError:  # the slice of steps in a selection has no hash
-        return Run(path, selection)
+class _Sharing(type):
+    def __call__(cls, path: str, selection: Selection = ALL) -> Any:
+        try:
+            return _kept_run(os.path.abspath(path), path, selection)
+        except TypeError:  # the slice of steps in a selection has no hash
+            return Run(path, selection)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Run)
+
+
+class _SharedRun(metaclass=_Sharing):
+    """`Run` with profiles that the commands in a row share, because most of their time is that of reading it."""
 
 
 @lru_cache(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 from tf_recorded import installed, recorded  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
+from annot.emit import client  # noqa: E402
+from annot.tf import AnnotCallback, emit_ranges, training_loop  # noqa: E402
 from annot.tf.training_loop import DataWaits  # noqa: E402
 
 pytestmark = needs_recorder
@@ -200,3 +202,11 @@ def test_everything_is_as_before() -> None:
     assert all(vars(OwnedIterator)[name] is not one for name, one in zip(names, before, strict=True))
     waits.remove()
     assert [vars(OwnedIterator)[name] for name in names] == before
+
+
+def test_release_without_the_private_class_of_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning names the class; data are read as ever, without ranges."""
+    monkeypatch.setattr(training_loop, "iterator_ops", SimpleNamespace())
+    client.warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match="OwnedIterator"), installed(DataWaits()):
+        assert [int(one) for one in numbers(2)] == [0, 1]

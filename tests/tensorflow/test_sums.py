@@ -29,6 +29,7 @@ from tf_sum_fits import forked  # noqa: E402
 
 import annot  # noqa: E402
 from annot.emit import client  # noqa: E402
+from annot.tf import graph_plan  # noqa: E402
 from annot.tf.graph_lookup import Node  # noqa: E402
 from annot.tf.graph_order import Dependencies  # noqa: E402
 
@@ -95,6 +96,16 @@ def test_two_parts_have_no_order() -> None:
     nodes = accumulated([set(), set(), {0}], [0, 1])
     assert racing(nodes) == set()
     assert racing(accumulated([set(), set(), {0}], [0, 1, 2])) >= {"n0", "n1", "n2", "add0", "end"}
+
+
+def test_points_that_would_close_a_cycle() -> None:
+    """A range may open before a node and wait for its inputs, but not for its consumers."""
+    graph = Dependencies([Node("x", "Placeholder", [], []), Node("a", "Sin", ["x"], []), Node("b", "Cos", ["a"], [])])
+    assert graph_plan._is_acyclic(graph, [graph_plan.Point(after=frozenset({0}), before=[1])])
+    assert not graph_plan._is_acyclic(graph, [graph_plan.Point(after=frozenset({2}), before=[1])])
+    first, second = graph_plan.Point(before=[1]), graph_plan.Point(after=frozenset({2}))
+    first.points.append(second)
+    assert not graph_plan._is_acyclic(graph, [first, second])
 
 
 def test_all_of_a_loop_before_a_sum() -> None:

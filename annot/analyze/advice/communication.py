@@ -78,17 +78,17 @@ def collectives(facts: Facts) -> Advice | None:
     computes = facts.on_cpu or (facts.on_device and facts.shares["kernels"] + facts.shares["tensor_cores"] > 0)
     if share < _LEAST or not computes:
         return None
-    found = collectives_of(facts.attribution)
-    times = _exposed(found, facts.wall_ns)
+    calls = collectives_of(facts.attribution)
+    times = _exposed(calls, facts.wall_ns)
     longest = next(iter(times), UNNAMED)
-    advice, code = _remedy(facts, found, longest)
-    named = [f"{part:.0%} {name}" for name, part in times.items() if part >= _LEAST_NAMED and name != UNNAMED]
+    advice, code = _remedy(facts, calls, longest)
+    named = [f"{ratio:.0%} {name}" for name, ratio in times.items() if ratio >= _LEAST_NAMED and name != UNNAMED]
     several = f"collectives ({', '.join(named[:_MOST_NAMED])})" if len(named) > 1 else ""
     operations = several or ("collectives" if longest == UNNAMED else longest)
     spent = (
         f"in {operations}, including the wait for the slowest rank"
         if facts.on_device
-        else f"in {_library(facts, found)}{operations}{_of_backward(facts, found)}"
+        else f"in {_library(facts, calls)}{operations}{_backward_share(facts, calls)}"
     )
     return Advice(
         "collectives",
@@ -99,17 +99,17 @@ def collectives(facts: Facts) -> Advice | None:
     )
 
 
-def _exposed(found: Collectives, wall: int) -> dict[str, float]:
+def _exposed(calls: Collectives, wall: int) -> dict[str, float]:
     """Return the share of step time (0 to 1) in which each operation is exposed, the longest first."""
-    rows = found.table.with_row_index("row").select(pl.col("row").cast(pl.Int64), "operation")
-    waits = found.exposed.join(rows, "row").with_columns(pl.col("operation").str.strip_suffix(".wait"))
+    rows = calls.table.with_row_index("row").select(pl.col("row").cast(pl.Int64), "operation")
+    waits = calls.exposed.join(rows, "row").with_columns(pl.col("operation").str.strip_suffix(".wait"))
     sums = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
     return {operation: ns / wall for operation, ns in sums.iter_rows() if ns}
 
 
-def _remedy(facts: Facts, found: Collectives, operation: str) -> _Remedy:
+def _remedy(facts: Facts, calls: Collectives, operation: str) -> _Remedy:
     """Return the advice and the code for the operation that takes the most exposed time."""
-    rows = found.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
+    rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
     in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
     if operation.startswith("broadcast"):  # a training run sends buffers in its forward pass
         return _BUFFERS if facts.has_backward and in_forward else _ANY
@@ -119,14 +119,14 @@ def _remedy(facts: Facts, found: Collectives, operation: str) -> _Remedy:
     return of_operation.get(of_backward, _ANY)
 
 
-def _library(facts: Facts, found: Collectives) -> str:
+def _library(facts: Facts, calls: Collectives) -> str:
     """Return the backend of processes without a GPU and a space, such as ``gloo ``; empty: unknown."""
-    gloo = "gloo" if found.table["layer"].str.starts_with("gloo:").any() else ""
+    gloo = "gloo" if calls.table["layer"].str.starts_with("gloo:").any() else ""
     return f"{facts.cpu.get('backend', gloo)} ".lstrip()
 
 
-def _of_backward(facts: Facts, found: Collectives) -> str:
+def _backward_share(facts: Facts, calls: Collectives) -> str:
     """Return the share of the backward pass that communication takes in processes without a GPU."""
-    waits = int(found.exposed.filter(pl.col("phase") == "backward")["ns"].sum())
+    waits = int(calls.exposed.filter(pl.col("phase") == "backward")["ns"].sum())
     backward = waits + facts.shares["backward"] * facts.wall_ns
     return f", {waits / backward:.0%} of the backward pass" if waits >= 0.01 * backward > 0 else ""

@@ -61,7 +61,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _computing(facts: Facts) -> float:
     """Share of step time in which the process computes a phase; 0 on a GPU."""
-    return 0.0 if not facts.on_cpu else sum(facts.shares[part] for part in COMPUTED)
+    return 0.0 if not facts.on_cpu else sum(facts.shares[phase] for phase in COMPUTED)
 
 
 def small_layers(facts: Facts) -> Advice | None:
@@ -89,8 +89,9 @@ def small_layers(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
         f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
         f"model = torch.compile(model){batch}",
-        share, names.unique(maintain_order=True).head(5).to_list(),
-    )  # fmt: skip
+        share,
+        names.unique(maintain_order=True).head(5).to_list(),
+    )
 
 
 def double_precision(facts: Facts) -> Advice | None:
@@ -98,7 +99,7 @@ def double_precision(facts: Facts) -> Advice | None:
 
     Evidence: labels whose first input is float64 in every call, with at least 10 % of the step time.
     """
-    double = [layer for layer, tags in facts.tags.items() if all(one.tensors[0].dtype == "f64" for one in tags)]
+    double = [layer for layer, tags in facts.tags.items() if all(tag.tensors[0].dtype == "f64" for tag in tags)]
     share = _share_of_layers(facts, double)
     if share < 0.1:
         return None
@@ -107,8 +108,9 @@ def double_precision(facts: Facts) -> Advice | None:
         "Compute in float32.",
         f"{share:.0%} of {facts.time} is spent in layers with float64 inputs, at half the throughput of float32",
         "model = model.float()\nx = x.float()",
-        share / 2, double[:5],
-    )  # fmt: skip
+        share / 2,
+        double[:5],
+    )
 
 
 def _share_of_layers(facts: Facts, layers: list[str]) -> float:
@@ -141,8 +143,9 @@ def own_code(facts: Facts) -> Advice | None:
         f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside its submodules{where}",
         "annot run --collector torch -o operations.json.gz -- python train.py\n"
         "annot operations.json.gz --by op      # which operation takes the time",
-        ns / wall, [one for one in layers.head(5) if one],
-    )  # fmt: skip
+        ns / wall,
+        [path for path in layers.head(5) if path],
+    )
 
 
 def _own_code(facts: Facts) -> pl.DataFrame:
@@ -180,8 +183,9 @@ def fusion(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
         f"({', '.join(modules['module'].head(4))}){more}",
         "model = torch.compile(model)",
-        share + own, layers[:5],
-    )  # fmt: skip
+        share + own,
+        layers[:5],
+    )
 
 
 def optimizer(facts: Facts) -> Advice | None:
@@ -194,8 +198,8 @@ def optimizer(facts: Facts) -> Advice | None:
     if not facts.on_cpu or not facts.cpu or facts.shares["optimizer"] < 0.03:
         return None
     texts = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
-    steps = [one for one in map(parse, texts) if one is not None and one.module in _WITH_FUSED and not one.layer]
-    slow = {one.module: dict(one.arguments).get("params") for one in steps if "fused" not in dict(one.arguments)}
+    steps = [tag for tag in map(parse, texts) if tag is not None and tag.module in _WITH_FUSED and not tag.layer]
+    slow = {tag.module: dict(tag.arguments).get("params") for tag in steps if "fused" not in dict(tag.arguments)}
     rows = facts.cpu_layers.filter(
         pl.col("part") == "optimizer", pl.col("layer") == "", pl.col("module").is_in(list(slow))
     )
@@ -203,8 +207,8 @@ def optimizer(facts: Facts) -> Advice | None:
     if share < 0.03:
         return None
     name = rows["module"][0]
-    found = slow[name]
-    params = sum(one for one in (found if isinstance(found, tuple) else (found,)) if isinstance(one, int))
+    counts = slow[name]
+    params = sum(count for count in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(count, int))
     of = f" with {params:,} parameters" if params else ""
     return Advice(
         "optimizer",
@@ -223,14 +227,15 @@ def outside_phases(facts: Facts) -> Advice | None:
     inside, outside = facts.shares["other_ranges"], facts.shares["outside_ranges"]
     if _computing(facts) == 0 or inside + outside < 0.2:
         return None
-    found = [
-        f"{share:.0%} {where}" for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
+    clauses = [
+        f"{share:.0%} {where}"
+        for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
         if share >= 0.005
-    ]  # fmt: skip
+    ]
     return Advice(
         "outside_phases",
         "Find out what the loop does between forward, backward, optimizer and data loading.",
-        f"{inside + outside:.0%} of {facts.time} lies outside these phases: {', '.join(found)}",
+        f"{inside + outside:.0%} of {facts.time} lies outside these phases: {', '.join(clauses)}",
         'with annot.trace("metrics"):      # around each part of the loop\n    ...',
         inside + outside,
     )

@@ -21,7 +21,7 @@ from annot.analyze.kernel_kinds import MATRIX, with_classes
 from annot.analyze.part_names import IDLE
 from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
-from annot.analyze.step_parts import Parts, parts_of
+from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
@@ -66,7 +66,7 @@ class Advice:
         evidence: the numbers of the profile that support it, as a sentence without its full stop.
         code: code to write or command to run.
         saves: upper bound of the step time that the change saves, 0 to 1 of the wall-clock time of the steps without
-            warm-up; see `annot.analyze.step_parts.parts_of`. 0: the change saves no time, but shows where time goes.
+            warm-up; see `annot.analyze.step_parts.step_inputs`. 0: the change saves no time, but shows where time goes.
             Without a roof the bound is the time of what changes; if that is the whole step (1), reports call the saving
             unknown. `annot.analyze.advice.advise` sorts by it.
         layers: the affected layers, longest first; empty: the whole run.
@@ -198,9 +198,9 @@ class Facts:
         return by_step(self.attribution)
 
     @cached_property
-    def parts(self) -> Parts:
-        """The result of `annot.analyze.step_parts.parts_of`."""
-        return parts_of(self.attribution)
+    def parts(self) -> StepInputs:
+        """The result of `annot.analyze.step_parts.step_inputs`."""
+        return step_inputs(self.attribution)
 
     @cached_property
     def step_time(self) -> pl.DataFrame:
@@ -210,7 +210,7 @@ class Facts:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Fraction of step time (0 to 1) of each share of `annot.analyze.step_time.step_time`."""
-        return _of_wall(self.step_time, "share")
+        return _wall_fractions(self.step_time, "share")
 
     @cached_property
     def cpu_layers(self) -> pl.DataFrame:
@@ -220,13 +220,13 @@ class Facts:
     @cached_property
     def cpu(self) -> dict[str, int | str]:
         """Threads, cores, ranks and backend (see `annot.labels.marks`) of the process that trains; empty: unknown."""
-        return dict(self._of_process("cpu", {}))
+        return dict(self._process_fact("cpu", {}))
 
-    def _of_process(self, name: str, unknown: Any) -> Any:
+    def _process_fact(self, name: str, unknown: Any) -> Any:
         """A fact of the first process with step time for which it is known."""
         trains = set(self.parts.windows["process"])
         processes = self.attribution.meta.get("processes") or ()
-        return next((one[name] for one in processes if name in one and one["process"] in trains), unknown)
+        return next((entry[name] for entry in processes if name in entry and entry["process"] in trains), unknown)
 
     @cached_property
     def processes(self) -> int:
@@ -235,14 +235,14 @@ class Facts:
 
     def name_of(self, process: int | None) -> str:
         """Return a process in words: its rank, or its process id."""
-        facts = {one["process"]: one for one in self.attribution.meta.get("processes") or ()}.get(process, {})
+        facts = {entry["process"]: entry for entry in self.attribution.meta.get("processes") or ()}.get(process, {})
         return f"rank {facts['rank']}" if facts.get("rank") is not None else f"process {facts.get('pid', process)}"
 
     @cached_property
     def ranked(self) -> bool:
         """Whether the ranks of all these processes are known."""
         processes = self.attribution.meta.get("processes") or ()
-        ranks = {one["process"] for one in processes if one.get("rank") is not None}
+        ranks = {entry["process"] for entry in processes if entry.get("rank") is not None}
         return ranks.issuperset(self.parts.windows["process"])
 
     @property
@@ -283,7 +283,7 @@ class Facts:
         """The DataLoader for which the run waits."""
         labels = self.attribution.whole.labels
         seen = labels.filter(fetches(labels))["number"].n_unique()
-        loaders = self._of_process("loaders", [])
+        loaders = self._process_fact("loaders", [])
         iterators = labels["text"].str.extract(_ITERATOR).drop_nulls().to_list()
         workers = seen or max((loader["workers"] for loader in loaders), default=None)
         if workers is None and iterators and "MultiProcessing" not in iterators:
@@ -298,7 +298,7 @@ class Facts:
     @cached_property
     def idle(self) -> dict[str, float]:
         """Fraction of step time (0 to 1) of each part of `annot.analyze.part_names.IDLE`."""
-        return {part: self.shares[part] for part in IDLE}
+        return {cause: self.shares[cause] for cause in IDLE}
 
     @cached_property
     def idle_calls(self) -> pl.DataFrame:
@@ -384,17 +384,17 @@ class Facts:
     def tags(self) -> dict[str, list[Tag]]:
         """Parsed labels of the forward ranges of each layer."""
         texts = self.attribution.forest.labels.filter(pl.col("phase") == "forward")["text"]
-        found: dict[str, list[Tag]] = {}
+        tags: dict[str, list[Tag]] = {}
         for text in texts:
             if (tag := parse(text)) is not None and tag.tensors:
-                found.setdefault(tag.layer, []).append(tag)
-        return found
+                tags.setdefault(tag.layer, []).append(tag)
+        return tags
 
 
 Rule: TypeAlias = Callable[[Facts], Advice | None]
 
 
-def _of_wall(table: pl.DataFrame, column: str) -> dict[str, float]:
+def _wall_fractions(table: pl.DataFrame, column: str) -> dict[str, float]:
     """Fraction of the wall-clock time of all devices, by value of a column."""
     wall = int(table.unique(["process", "device"])["wall_ns"].sum())
     sums = table.group_by(column).agg(pl.col("ns").sum())

@@ -65,8 +65,9 @@ def mixed_precision(facts: Facts) -> Advice | None:
         f"Run matrix multiplications on {units}: use {'bfloat16, or at least TF32' if bfloat else 'float16'}.",
         f"{share:.0%} of {facts.time} is spent in float32 matrix multiplications outside {units}",
         _AUTOCAST if bfloat else _SCALED,
-        share * (1 - relative), facts.layers_of(predicate),
-    )  # fmt: skip
+        share * (1 - relative),
+        facts.layers_of(predicate),
+    )
 
 
 def _multiplies_bfloat16(facts: Facts) -> bool:
@@ -74,8 +75,8 @@ def _multiplies_bfloat16(facts: Facts) -> bool:
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
     devices = facts.attribution.meta.get("devices") or ()
-    known = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
-    return all(rates is None or "bf16 tensor" in rates for rates in known)
+    device_rates = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
+    return all(rates is None or "bf16 tensor" in rates for rates in device_rates)
 
 
 def outside_matrix_units(facts: Facts) -> pl.Expr | None:
@@ -94,9 +95,10 @@ def outside_matrix_units(facts: Facts) -> pl.Expr | None:
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
     """The layers that compute in one of these dtypes, by their labels."""
     return [
-        layer for layer, tags in facts.tags.items()
+        layer
+        for layer, tags in facts.tags.items()
         if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in dtypes for tag in tags)
-    ]  # fmt: skip
+    ]
 
 
 def multiples_of_eight(facts: Facts) -> Advice | None:
@@ -119,8 +121,9 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in matrix multiplications outside {units} with sizes not divisible "
         f"by 8, such as {example}",
         "features = -(-features // 8) * 8",
-        share, layers,
-    )  # fmt: skip
+        share,
+        layers,
+    )
 
 
 def _odd_sizes(tags: list[Tag]) -> list[int]:
@@ -150,8 +153,9 @@ def channels_last(facts: Facts) -> Advice | None:
         "Use the channels-last memory format for image tensors.",
         f"{share:.0%} of {facts.time} is spent in conversions between NCHW and NHWC",
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
 def cudnn_benchmark(facts: Facts) -> Advice | None:
@@ -174,8 +178,9 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in convolutions with constant shapes, "
         "and the first step runs no extra kernels",
         "torch.backends.cudnn.benchmark = True",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
 def fusion(facts: Facts) -> Advice | None:
@@ -192,9 +197,9 @@ def fusion(facts: Facts) -> Advice | None:
     predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
     predicate &= ~pl.col("name").is_in(kernels_of_attention(facts))
     rows = facts.work.filter(predicate)
-    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _of_one_operator(facts, rows):
+    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _is_one_operator(facts, rows):
         return None
-    rows = rows.join(_with_neighbours(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
+    rows = rows.join(_fusible_kernels(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
     share = float((rows["wall_ns"] * rows["fusible"]).sum() / facts.wall_ns)
     if share < 0.1:
         return None
@@ -205,19 +210,20 @@ def fusion(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels "
         "that run one after another",
         "model = torch.compile(model)",
-        share, facts.layers_of(predicate),
-    )  # fmt: skip
+        share,
+        facts.layers_of(predicate),
+    )
 
 
-def _of_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
+def _is_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
     """Whether all these activities are calls of one kernel by one operator with the same inputs."""
     names = rows["name"].unique().to_list()
     return len(names) == 1 and sum(names[0] in operator.kernels for operator in facts.operators) == 1
 
 
-def _with_neighbours(facts: Facts) -> pl.DataFrame:
+def _fusible_kernels(facts: Facts) -> pl.DataFrame:
     """Return name and fusible: which part of the kernels of a name runs beside another memory-bound kernel."""
-    parts = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
+    tables = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
     for block in attributed_blocks(facts.attribution):
         stream = [name for name in ("process", "device", "stream") if name in block.columns]
         rows = with_classes(block.filter("kernel").select(*stream, "start", "name"))
@@ -226,11 +232,11 @@ def _with_neighbours(facts: Facts) -> pl.DataFrame:
         chains = (pl.col("kind") == "elementwise") | (pl.col("name") != pl.col("name").shift(1))
         around = [pl.col("bound").shift(1, fill_value=False) & chains.fill_null(False)]
         around.append((pl.col("bound") & chains.fill_null(False)).shift(-1, fill_value=False))
-        beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
+        beside = pl.any_horizontal(side.over(stream) if stream else side for side in around)
         counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
         sums = rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts)
-        parts.append(sums.with_columns(pl.col("name").cast(pl.String)))
-    sums = pl.concat(parts).group_by("name").agg(pl.all().sum())
+        tables.append(sums.with_columns(pl.col("name").cast(pl.String)))
+    sums = pl.concat(tables).group_by("name").agg(pl.all().sum())
     return sums.select("name", fusible=pl.col("beside") / pl.col("all"))
 
 
@@ -252,8 +258,9 @@ def short_kernels(facts: Facts) -> Advice | None:
         "Merge short kernels: compile the model, or call fused functions.",
         f"{share:.0%} of {facts.time} is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
         "model = torch.compile(model)",
-        share, facts.layers_of(short),
-    )  # fmt: skip
+        share,
+        facts.layers_of(short),
+    )
 
 
 def optimizer(facts: Facts) -> Advice | None:

@@ -40,8 +40,9 @@ def cuda_graphs(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
         f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
         _fewer_launches(facts, _GRAPHS_OF_COMPILED),
-        share, facts.idle_layers,
-    )  # fmt: skip
+        share,
+        facts.idle_layers,
+    )
 
 
 def _fewer_launches(facts: Facts, code: str) -> str:
@@ -109,8 +110,9 @@ def host_bound(facts: Facts) -> Advice | None:
         f"Reduce the CPU time between launches: the run is {bound}.",
         f"{longest:.0%} of {facts.time} is spent {first}{more}{already}",
         _idle_command(facts) + _fewer_launches(facts, code),
-        share, facts.idle_layers,
-    )  # fmt: skip
+        share,
+        facts.idle_layers,
+    )
 
 
 _COMPILE: Final = {

@@ -29,7 +29,7 @@ _WAITS: Final = {
         "x = x.to(device, non_blocking=True)      # from pinned memory",
     ),
     "": ("remove .item(), .cpu() and print(tensor)", "total_loss += loss.detach()      # on the GPU"),
-}  # fmt: skip
+}
 """Changes and code by the name of the call that takes the most time; the first match wins."""
 
 
@@ -78,11 +78,12 @@ def allocations(facts: Facts) -> Advice | None:
     return Advice(
         "allocations",
         "Allocate GPU memory once: warm up with the largest input, and let segments of the allocator grow."
-        if kept else "Keep GPU memory allocated between steps: let the framework cache it.",
+        if kept
+        else "Keep GPU memory allocated between steps: let the framework cache it.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['allocation'].name}, {_often(facts, 'allocation')}",
         _GROWS if kept else _CACHES,
         share,
-    )  # fmt: skip
+    )
 
 
 _GROWS: Final = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"      # before torch is imported'
@@ -196,11 +197,11 @@ def uneven_steps(facts: Facts) -> Advice | None:
     if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
         return None
     excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
-    explained = sum(part for cause, part in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
+    explained = sum(ratio for cause, ratio in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
     if explained >= 0.5:
         return None
     names = {**GPU_PARTS, **CPU_PARTS}
-    causes = [f"{part:.0%} is {names[cause].name}" for cause, part in excess.items() if part >= 0.1]
+    causes = [f"{ratio:.0%} is {names[cause].name}" for cause, ratio in excess.items() if ratio >= 0.1]
     of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
     of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
     why = "their GPU work differs" if of_kernels else "their times vary"

@@ -121,7 +121,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
 
     Args:
         attribution: the profile.
-        windows: times of the steps, as in `annot.analyze.step_parts.Parts`.
+        windows: times of the steps, as in `annot.analyze.step_parts.StepInputs`.
         wall_ns: their sum over devices in ns.
         peaks: peaks of the device.
     """
@@ -164,9 +164,11 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
     precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["inputs"], strict=True)]
     unknown = pl.lit(None, pl.Int64)
     rows = rows.with_columns(
-        pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
-        gpu_idle_ns=unknown, gpu_launch_ns=unknown,
-    )  # fmt: skip
+        pl.Series("precision", precisions, pl.String),
+        bytes=pl.col("bytes_read") + pl.col("bytes_written"),
+        gpu_idle_ns=unknown,
+        gpu_launch_ns=unknown,
+    )
     return under_roof(rows.sort("wall_ns", "group", descending=[True, False]), peaks)
 
 

@@ -44,28 +44,32 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     Evidence: the recorded inputs of an operator, its share of the step (at least 10 %), and the cause that follows from
     them; see `annot.analyze.advice.causes`.
     """
-    found = [
+    matches = [
         (operator, cause)
         for operator in facts.operators
-        if operator.share >= _LEAST / 4 and (cause := cause_of(operator)) and cause.advice
+        if operator.share >= _LEAST / 4
+        and (cause := cause_of(operator))
+        and cause.advice
         and re.search(_WORDS[family], operator.name)
-    ]  # fmt: skip
+    ]
     shares: dict[str, float] = {}
-    for operator, cause in found:
+    for operator, cause in matches:
         shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] < _LEAST:
         return None
-    same = [(operator, cause) for operator, cause in found if cause.name == name]
+    same = [(operator, cause) for operator, cause in matches if cause.name == name]
     longest, cause = same[0]
     more = len(same) - 1
     others = f" ({shares[name]:.0%} with {more} other shape{'s' * (more > 1)})" if more else ""
     return Advice(
-        f"{family}_shape", cause.advice,
+        f"{family}_shape",
+        cause.advice,
         f"{longest.share:.0%} of {facts.time} goes to {longest.title}{others}: {cause.words}",
-        cause.code, sum(operator.share * cause.saves for operator, cause in same),
+        cause.code,
+        sum(operator.share * cause.saves for operator, cause in same),
         _layers(facts, [operator for operator, _ in same]),
-    )  # fmt: skip
+    )
 
 
 _WORDS: Final = {
@@ -106,7 +110,7 @@ def eager_attention(facts: Facts) -> Advice | None:
     share = sum(operator.share for operator in operators)
     if not operators:
         return None
-    softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
+    softmax = next((operator for operator in operators if operator.name in _SOFTMAX), operators[0])
     return Advice(
         "eager_attention",
         "Call scaled_dot_product_attention, which does not write the attention scores to memory.",
@@ -114,8 +118,9 @@ def eager_attention(facts: Facts) -> Advice | None:
         "matrix multiplication",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
         '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
-        share, _layers(facts, operators),
-    )  # fmt: skip
+        share,
+        _layers(facts, operators),
+    )
 
 
 def kernels_of_attention(facts: Facts) -> list[str]:
@@ -142,9 +147,11 @@ def _attention_in_pieces(facts: Facts) -> set[int]:
         return set()
     name = pl.col("op")
     kinds = table.rows.select(
-        pl.col("group").alias("of"), product=name.is_in(_PRODUCTS), softmax=name.is_in(_SOFTMAX),
+        pl.col("group").alias("of"),
+        product=name.is_in(_PRODUCTS),
+        softmax=name.is_in(_SOFTMAX),
         other=name.str.contains(_OTHER_LAYERS),
-    )  # fmt: skip
+    )
     tree = facts.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
     tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort("thread", "start", maintain_order=True)
     # Operators that an operator of the same group calls stand beside it.
@@ -165,7 +172,7 @@ def older_attention(facts: Facts) -> Advice | None:
     causes = [(operator, cause_of(operator)) for operator in facts.operators]
     decodes = [operator for operator, cause in causes if cause is not None and cause.name == "decode"]
     others = {name for operator in facts.operators if operator not in decodes for name in operator.kernels}
-    predicate &= ~pl.col("name").is_in([name for one in decodes for name in one.kernels if name not in others])
+    predicate &= ~pl.col("name").is_in([name for decode in decodes for name in decode.kernels if name not in others])
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
     if share < _LEAST / 2:
@@ -179,8 +186,9 @@ def older_attention(facts: Facts) -> Advice | None:
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
         "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
         "    out = model(x)",
-        share / 2, facts.layers_of(predicate),
-    )  # fmt: skip
+        share / 2,
+        facts.layers_of(predicate),
+    )
 
 
 def _newer_device(device: Mapping[str, Any]) -> str:
@@ -197,21 +205,23 @@ def gathered_weights(facts: Facts) -> Advice | None:
     multiplication, with at least 10 % of the step.
     """
     matrices = {size for operator in facts.operators if operator.name in _PRODUCTS for size in _matrices(operator.tag)}
-    found = [
-        operator for operator in facts.operators
+    gathers = [
+        operator
+        for operator in facts.operators
         if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
-    ]  # fmt: skip
-    share = sum(operator.share for operator in found)
+    ]
+    share = sum(operator.share for operator in gathers)
     if share < _LEAST:
         return None
     return Advice(
         "gathered_weights",
         "Use a grouped GEMM, which multiplies the tokens of each expert without copying its weights.",
-        f"{share:.0%} of {facts.time} goes to {found[0].title}, which copies weights of experts by index",
+        f"{share:.0%} of {facts.time} goes to {gathers[0].title}, which copies weights of experts by index",
         "order = experts.argsort()      # tokens by expert\n"
         "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",
-        share, _layers(facts, found),
-    )  # fmt: skip
+        share,
+        _layers(facts, gathers),
+    )
 
 
 def _copies(facts: Facts, *, kind: str) -> Advice | None:
@@ -272,9 +282,10 @@ def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
     """The sizes of the matrices in tensors of at least three dimensions, in any order; `first`: of the first tensor."""
     tensors = tag.tensors[:1] if tag and first else tag.tensors if tag else ()
     return {
-        frozenset(size or 0 for size in tensor.shape[-2:]) for tensor in tensors
+        frozenset(size or 0 for size in tensor.shape[-2:])
+        for tensor in tensors
         if len(tensor.shape) > 2 and min(size or 0 for size in tensor.shape[-2:]) > 1
-    }  # fmt: skip
+    }
 
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -87,9 +87,11 @@ class Cost:
         read += self.inputs * (for_weights or (for_inputs and self.needs_inputs))
         gradients = self.weights if self.weight_gradients is None else self.weight_gradients
         return Work(
-            self.to_inputs * for_inputs + self.to_weights * for_weights, read,
-            self.inputs * for_inputs + gradients * for_weights, self.params,
-        )  # fmt: skip
+            self.to_inputs * for_inputs + self.to_weights * for_weights,
+            read,
+            self.inputs * for_inputs + gradients * for_weights,
+            self.params,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,11 @@ class Call:
     def numbers(self, name: str, count: int, default: int | None = None) -> Shape:
         """Return an argument as `count` integers; a single integer is repeated for each dimension."""
         value = self.arguments.get(name, default)
-        found = value if isinstance(value, tuple) else (value,)
-        if len(found) == 1:
-            found *= count
-        numbers = tuple(item for item in found if isinstance(item, int))
-        if len(found) != count or len(numbers) != count:
+        values = value if isinstance(value, tuple) else (value,)
+        if len(values) == 1:
+            values *= count
+        numbers = tuple(item for item in values if isinstance(item, int))
+        if len(values) != count or len(numbers) != count:
             raise UncountableError
         return numbers
 
@@ -178,10 +180,10 @@ def item_size(dtype: str) -> int:
 
 def broadcast(*shapes: Shape) -> Shape:
     """Return the broadcast shape of several shapes; UncountableError if they cannot be broadcast."""
-    found = []
+    dimensions = []
     for index in range(-max(map(len, shapes), default=0), 0):
         sizes = {shape[index] for shape in shapes if len(shape) >= -index} - {1}
         if len(sizes) > 1:
             raise UncountableError
-        found.append(sizes.pop() if sizes else 1)
-    return tuple(found)
+        dimensions.append(sizes.pop() if sizes else 1)
+    return tuple(dimensions)

@@ -65,10 +65,8 @@ def _transposed(call: Call) -> Cost:
     dilation, more = call.numbers("dilation", len(kernel), 1), call.numbers("output_padding", len(kernel), 0)
     positions = math.prod(
         (size - 1) * step - 2 * pad + wide * (length - 1) + extra + 1
-        for size, step, pad, wide, length, extra in zip(
-            sizes, stride, padding, dilation, kernel, more, strict=True
-        )
-    )  # fmt: skip
+        for size, step, pad, wide, length, extra in zip(sizes, stride, padding, dilation, kernel, more, strict=True)
+    )
     weights = channels * (out // groups) * math.prod(kernel)
     inputs = batch * math.prod(sizes)
     return product(

@@ -73,7 +73,7 @@ _SQUARES: Final = (3, 4)
 _SQUARES_GRADIENTS: Final = (6, 2)
 
 
-def _of_channels(call: Call, axis: int, *, affine: bool = True) -> Cost:
+def _channel_norm(call: Call, axis: int, *, affine: bool = True) -> Cost:
     """Count a normalisation per channel, dimension `axis`, with a scale and a shift by default if `affine`."""
     shape = call.shape()
     if len(shape) < 2:
@@ -82,7 +82,7 @@ def _of_channels(call: Call, axis: int, *, affine: bool = True) -> Cost:
     return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine", default=affine))
 
 
-def _of_last(call: Call, *, squares: bool) -> Cost:
+def _last_norm(call: Call, *, squares: bool) -> Cost:
     """Count a layer norm, or an RMS norm with `squares`, over the dimensions `over` or the last one."""
     value = call.arguments.get("over")
     over = math.prod(call.numbers("over", len(value) if isinstance(value, tuple) else 1, call.shape()[-1]))
@@ -117,15 +117,15 @@ def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     """Return the output sizes, from https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html."""
     stride = call.numbers("stride", len(kernel), 1)
     padding, dilation = call.numbers("padding", len(kernel), 0), call.numbers("dilation", len(kernel), 1)
-    found = []
+    pooled = []
     for size, length, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
         room = size + 2 * pad - wide * (length - 1) - 1
         steps = room // step
         if call.flag("ceil", default=False):
             steps = -(-room // step)
             steps -= steps * step >= size + pad  # PyTorch drops a window that starts in the right padding
-        found.append(steps + 1)
-    return tuple(found)
+        pooled.append(steps + 1)
+    return tuple(pooled)
 
 
 def _adaptive(call: Call, count: int, *, average: bool) -> Cost:
@@ -199,9 +199,10 @@ def _upsampled(call: Call) -> Cost:
     else:
         factors = scale if isinstance(scale, tuple) else (scale,) * count
         sizes = tuple(
-            int(side * factor) for side, factor in zip(shape[2:], factors, strict=False)
+            int(side * factor)
+            for side, factor in zip(shape[2:], factors, strict=False)
             if isinstance(factor, (int, float))
-        )  # fmt: skip
+        )
     mode = call.arguments.get("mode", "nearest")
     neighbours = {"nearest": 0, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}.get(str(mode))
     if len(sizes) != count or neighbours is None:
@@ -223,12 +224,12 @@ LAYERS: Final[dict[str, Formula]] = {
     **{name: partial(each, forward=ahead, backward=back) for name, (ahead, back) in _ACTIVATIONS.items()},
     **dict.fromkeys(_FREE, _free),
     **dict.fromkeys(
-        ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), partial(_of_channels, axis=1)
+        ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), partial(_channel_norm, axis=1)
     ),
-    **dict.fromkeys(("BatchNormalization", "GroupNormalization"), partial(_of_channels, axis=-1)),
-    **{f"InstanceNorm{count}d": partial(_of_channels, axis=1, affine=False) for count in (1, 2, 3)},
-    **dict.fromkeys(("LayerNorm", "LayerNormalization"), partial(_of_last, squares=False)),
-    **dict.fromkeys(("RMSNorm", "RMSNormalization"), partial(_of_last, squares=True)),
+    **dict.fromkeys(("BatchNormalization", "GroupNormalization"), partial(_channel_norm, axis=-1)),
+    **{f"InstanceNorm{count}d": partial(_channel_norm, axis=1, affine=False) for count in (1, 2, 3)},
+    **dict.fromkeys(("LayerNorm", "LayerNormalization"), partial(_last_norm, squares=False)),
+    **dict.fromkeys(("RMSNorm", "RMSNormalization"), partial(_last_norm, squares=True)),
     # square, running sum over `size` channels (2), scale, shift, power and division
     "LocalResponseNorm": partial(_normalised, forward=(7, 7), backward=(10, 0), params=0),
     **{f"MaxPool{count}d": partial(_pool, count=count, average=False) for count in (1, 2, 3)},

@@ -73,9 +73,9 @@ def _layers() -> Mapping[str, Callable[[Call], Cost | None]]:
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
     """Return the work of a range; None if it is unknown. `alone` is that of `cost`."""
-    found = cost(tag, alone=alone)
-    if found is None:
+    costs = cost(tag, alone=alone)
+    if costs is None:
         return None
     if tag.phase == "backward":
-        return found.backward(str(dict(tag.arguments).get("grad", "")))
-    return found.forward()
+        return costs.backward(str(dict(tag.arguments).get("grad", "")))
+    return costs.forward()

@@ -37,12 +37,12 @@ def _is_void(calls: Calls) -> bool:
 
 def _row(calls: Calls) -> tuple[int | None, int | None, int | None, int | None, bool]:
     """Return the sums as a row, null if the work of any call is unknown."""
-    known = [(work, count) for work, count in calls if work is not None]
+    counted = [(work, count) for work, count in calls if work is not None]
     flops, read, written = (
-        sum(getattr(work, name) * count for work, count in known) for name in ("flops", "bytes_read", "bytes_written")
+        sum(getattr(work, name) * count for work, count in counted) for name in ("flops", "bytes_read", "bytes_written")
     )
-    numbers = flops, read, written, max((work.params for work, _ in known), default=0)
-    if len(known) < len(calls) or max(numbers) > _MOST or min(numbers) < 0:
+    numbers = flops, read, written, max((work.params for work, _ in counted), default=0)
+    if len(counted) < len(calls) or max(numbers) > _MOST or min(numbers) < 0:
         return None, None, None, None, False
     return *numbers, True
 
@@ -68,8 +68,8 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
 def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
-    found = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
-    return rows.hstack(pl.DataFrame(found, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
+    works = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
+    return rows.hstack(pl.DataFrame(works, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
 def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
@@ -89,12 +89,12 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
 
 def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
     """Return the parsed distinct labels of each layer, module and phase."""
-    found: dict[Key, list[Tag]] = {}
+    tags: dict[Key, list[Tag]] = {}
     for text, _ in _texts(attribution):
         tag = parse(text)
         if tag is not None and tag.phase in _PHASES:
-            found.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
-    return found
+            tags.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
+    return tags
 
 
 def _sums(attribution: Attribution) -> dict[Key, Calls]:
@@ -109,9 +109,9 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
             work = expected(tag, alone=tag.layer not in inside)
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
-    for key, found in operator_calls(attribution).items():
+    for key, works in operator_calls(attribution).items():
         if key[2] in _PHASES and (key not in sums or _is_void(sums[key])):
-            sums[key] = found
+            sums[key] = works
     return sums
 
 
@@ -142,8 +142,8 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
         return
     rows, phases = forest.tree.select("label", "path"), forest.layers_of_nodes()["phase"]
     counts = pl.concat(
-        part.filter(operators.gather(part["label"])).group_by("label", "path").len()
-        for part in rows.iter_slices(_SLICE)
+        block.filter(operators.gather(block["label"])).group_by("label", "path").len()
+        for block in rows.iter_slices(_SLICE)
     )
     counts = counts.group_by("label", "path").agg(pl.col("len").sum()).sort("label", "path")
     for labels, path, calls in counts.iter_rows():
@@ -154,15 +154,15 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
 
 def _add_operations(sums: dict[Key, Calls], operations: Iterator[tuple[Tag, str, int]]) -> None:
     """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
-    found: dict[Key, tuple[Calls, Calls]] = {}
+    by_key: dict[Key, tuple[Calls, Calls]] = {}
     for tag, phase, calls in operations:
         key = tag.layer, tag.module, phase
         if key in sums and phase in ("forward", "recompute") and _is_void(sums[key]):
-            forward, backward = found.setdefault(key, ([], []))
-            known = cost(tag)
-            forward.append((known.forward() if known else None, calls))
-            backward.append((known.backward() if known else None, calls))
-    for (layer, module, phase), (forward, backward) in found.items():
+            forward, backward = by_key.setdefault(key, ([], []))
+            work = cost(tag)
+            forward.append((work.forward() if work else None, calls))
+            backward.append((work.backward() if work else None, calls))
+    for (layer, module, phase), (forward, backward) in by_key.items():
         count = sum(calls for _, calls in sums[layer, module, phase])
         sums[layer, module, phase] = forward
         before = sums.get((layer, module, "backward"), [])
@@ -177,8 +177,8 @@ _MOVED: Final = (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes")
 def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
     """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown."""
     rows = by_layer(attribution)
-    known = rows.columns[:-1]
-    return with_work(rows, attribution).select(*known, "flops", _MOVED, "params", rows.columns[-1])
+    columns = rows.columns[:-1]
+    return with_work(rows, attribution).select(*columns, "flops", _MOVED, "params", rows.columns[-1])
 
 
 def by_work(attribution: Attribution) -> pl.DataFrame:

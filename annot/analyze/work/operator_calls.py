@@ -32,16 +32,16 @@ def operator_calls(attribution: Attribution) -> dict[Key, Calls]:
     if not forest.labels["call"].str.ends_with("|op").any():
         return {}
     works = work_of_labels(forest)
-    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(forest.tree["label"])
-    inside = column_ops.inside(known, forest.tree["parent"])
+    has_work = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(forest.tree["label"])
+    inside = column_ops.inside(has_work, forest.tree["parent"])
     names, keys = forest.keys.names, forest.nodes.keys
-    found: dict[Key, Calls] = {names[key]: [(_NOTHING, 1)] for key in keys}
-    outermost = forest.tree.filter(known & ~inside & (forest.tree["path"] != column_ops.NONE))
+    work_by_key: dict[Key, Calls] = {names[key]: [(_NOTHING, 1)] for key in keys}
+    outermost = forest.tree.filter(has_work & ~inside & (forest.tree["path"] != column_ops.NONE))
     for path, label, calls in outermost.group_by("path", "label").len().sort("path", "label").iter_rows():
-        found[names[keys[path]]].append((works[label], calls))
-    for path in _uncounted(attribution, known | inside):
-        found[names[keys[path]]].append((None, 1))
-    return found
+        work_by_key[names[keys[path]]].append((works[label], calls))
+    for path in _uncounted(attribution, has_work | inside):
+        work_by_key[names[keys[path]]].append((None, 1))
+    return work_by_key
 
 
 def work_of_labels(forest: Forest) -> list[Work | None]:

@@ -106,7 +106,7 @@ def _layer(name: str) -> Formula:
 
 
 def _normalised(call: Call, *, name: str) -> Cost:
-    weight, bias = (call.arguments.get(one, True) is not None for one in ("weight", "bias"))
+    weight, bias = (call.arguments.get(argument, True) is not None for argument in ("weight", "bias"))
     arguments = {**call.arguments, "affine": weight, "bias": bias}
     return LAYERS[name](replace(call, name=name, arguments=arguments))
 

@@ -67,6 +67,8 @@ static PyObject *run_to_the_end(PyObject *work, PyObject *args) {
         result = PyObject_CallObject(work, args);
         if (!result && i == 0)
             PyErr_Fetch(&type, &value, &traceback);
+        else if (!result)
+            PyErr_Clear(); /* the next call must not begin with an exception set */
     }
     if (type) {
         Py_CLEAR(result);

@@ -54,10 +54,12 @@ def _low_roof(operator: Operator) -> Cause | None:
         return None
     reached = operator.roof_share / operator.multiplies
     return Cause(
-        "low_efficiency", f"{operator.roof_share:.0%} of the peak of the device at this precision",
+        "low_efficiency",
+        f"{operator.roof_share:.0%} of the peak of the device at this precision",
         "Let the compiler or the library choose another kernel.",
-        'model = torch.compile(model, mode="max-autotune")', operator.multiplies * (1 - reached / LOW_ROOF),
-    )  # fmt: skip
+        'model = torch.compile(model, mode="max-autotune")',
+        operator.multiplies * (1 - reached / LOW_ROOF),
+    )
 
 
 def _low_intensity(operator: Operator) -> Cause | None:

@@ -77,7 +77,7 @@ def _separate_kernels(attention: _Attention) -> Cause | None:
         "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
         "    out = model(x)      # warns why it cannot be used",
         attention.saves,
-    )  # fmt: skip
+    )
 
 
 def _decode(attention: _Attention) -> Cause | None:
@@ -89,8 +89,9 @@ def _decode(attention: _Attention) -> Cause | None:
         "decode",
         f"memory-bound attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys{attention.roof}",
         "Decode more sequences at once, split the keys across multiprocessors, or share keys among heads (GQA).",
-        "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys", attention.saves,
-    )  # fmt: skip
+        "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys",
+        attention.saves,
+    )
 
 
 def _short_sequences(attention: _Attention) -> Cause | None:
@@ -98,10 +99,12 @@ def _short_sequences(attention: _Attention) -> Cause | None:
     if not attention.operator.memory_bound or max(attention.length, attention.source) >= _LONG:
         return None
     return Cause(
-        "short_sequences", f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
+        "short_sequences",
+        f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
         "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
-        'model = torch.compile(model, mode="reduce-overhead")', attention.saves,
-    )  # fmt: skip
+        'model = torch.compile(model, mode="reduce-overhead")',
+        attention.saves,
+    )
 
 
 def _mask(attention: _Attention) -> Cause | None:
@@ -113,8 +116,9 @@ def _mask(attention: _Attention) -> Cause | None:
         "mask",
         f"attention with an explicit mask {call.tensors[3]}{attention.roof}, so that kernels cannot skip masked blocks",
         "Use is_causal=True, or FlexAttention, which skip masked blocks.",
-        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)", attention.saves,
-    )  # fmt: skip
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        attention.saves,
+    )
 
 
 def _head_size(attention: _Attention) -> Cause | None:
@@ -143,10 +147,12 @@ def _low_efficiency(attention: _Attention) -> Cause | None:
 
 def _newer_kernel(name: str, what: str, attention: _Attention) -> Cause:
     return Cause(
-        name, f"{what} ({attention.sizes}){attention.roof}",
+        name,
+        f"{what} ({attention.sizes}){attention.roof}",
         "Use the newest attention kernel for this GPU, or attend to a sliding window or to blocks.",
-        _KERNELS_OF_AMD if "AMD" in attention.operator.device else _KERNELS_OF_NVIDIA, attention.saves,
-    )  # fmt: skip
+        _KERNELS_OF_AMD if "AMD" in attention.operator.device else _KERNELS_OF_NVIDIA,
+        attention.saves,
+    )
 
 
 _KERNELS_OF_AMD: Final = 'torch.backends.cuda.preferred_rocm_fa_library("ck")      # instead of AOTriton'

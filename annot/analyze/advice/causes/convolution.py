@@ -68,7 +68,7 @@ def _transposed(convolution: _Convolution) -> Cause | None:
         f"a transposed convolution (kernel {convolution.size}, stride {_times(stride)}){windows}",
         "Replace the transposed convolution with upsampling and a convolution, or a convolution and PixelShuffle.",
         "torch.nn.Sequential(torch.nn.Upsample(scale_factor=2), torch.nn.Conv2d(inputs, outputs, 3, padding=1))",
-    )  # fmt: skip
+    )
 
 
 def _depthwise(convolution: _Convolution) -> Cause | None:
@@ -81,7 +81,7 @@ def _depthwise(convolution: _Convolution) -> Cause | None:
         f"{convolution.operator.units} well",
         "Use channels-last tensors, and fuse the depthwise convolution with its neighbors.",
         f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
-    )  # fmt: skip
+    )
 
 
 def _grouped(convolution: _Convolution) -> Cause | None:
@@ -96,7 +96,7 @@ def _grouped(convolution: _Convolution) -> Cause | None:
         f"{convolution.operator.units} well",
         "Use fewer groups with more channels each, or channels-last tensors.",
         f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
-    )  # fmt: skip
+    )
 
 
 def _pointwise(convolution: _Convolution) -> Cause | None:
@@ -107,10 +107,11 @@ def _pointwise(convolution: _Convolution) -> Cause | None:
     cost = operator_cost(operator.tag) if operator.tag else None
     gemm = " with M={}, N={}, K={}".format(*cost.gemms[0][1:]) if cost else ""
     return Cause(
-        "pointwise", f"a pointwise (1x1) convolution, equivalent to a matrix multiplication{gemm}",
+        "pointwise",
+        f"a pointwise (1x1) convolution, equivalent to a matrix multiplication{gemm}",
         "Compute the 1x1 convolution as a GEMM: use channels-last tensors, or a linear layer over the channels.",
         f"{CHANNELS_LAST}\n# or: y = torch.nn.functional.linear(x.permute(0, 2, 3, 1), weight[:, :, 0, 0], bias)",
-    )  # fmt: skip
+    )
 
 
 def _asymmetric(convolution: _Convolution) -> Cause | None:
@@ -119,10 +120,11 @@ def _asymmetric(convolution: _Convolution) -> Cause | None:
         return None
     size = convolution.size
     return Cause(
-        "asymmetric", f"an asymmetric {size} kernel; libraries are tuned for square kernels",
+        "asymmetric",
+        f"an asymmetric {size} kernel; libraries are tuned for square kernels",
         f"Replace the {size} kernel with a square one, or try other algorithms and channels-last tensors.",
         f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
-    )  # fmt: skip
+    )
 
 
 def _few_channels(convolution: _Convolution) -> Cause | None:
@@ -136,7 +138,7 @@ def _few_channels(convolution: _Convolution) -> Cause | None:
         f"to use {convolution.operator.units} well",
         f"Pad the input channels to {divisor}, or use space-to-depth (pixel_unshuffle).",
         "x = torch.nn.functional.pixel_unshuffle(x, 2)      # 4 times the channels, a quarter of the extent",
-    )  # fmt: skip
+    )
 
 
 def _dilated(convolution: _Convolution) -> Cause | None:
@@ -149,7 +151,7 @@ def _dilated(convolution: _Convolution) -> Cause | None:
         f"a dilated convolution (dilation {_times(dilation)}), for which libraries have few algorithms",
         "Let cuDNN benchmark its algorithms, and use channels-last tensors.",
         f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
-    )  # fmt: skip
+    )
 
 
 def _large_kernel(convolution: _Convolution) -> Cause | None:
@@ -158,9 +160,11 @@ def _large_kernel(convolution: _Convolution) -> Cause | None:
         return None
     size, count = convolution.size, math.prod(convolution.kernel)
     return Cause(
-        "large_kernel", f"a large {size} kernel ({count} multiply-adds per input channel)",
-        f"Replace the {size} kernel with several 3x3 kernels.", "torch.nn.Conv2d(inputs, outputs, 3, padding=1)",
-    )  # fmt: skip
+        "large_kernel",
+        f"a large {size} kernel ({count} multiply-adds per input channel)",
+        f"Replace the {size} kernel with several 3x3 kernels.",
+        "torch.nn.Conv2d(inputs, outputs, 3, padding=1)",
+    )
 
 
 _CAUSES: Final = (

@@ -41,7 +41,7 @@ def _few_tokens(mixture: Mixture, rows: float) -> Cause:
         "Route more tokens to each expert: use larger batches, expert parallelism or fewer experts. Or store the "
         "weights in 8 bits.",
         "tokens = torch.bincount(expert_ids.flatten(), minlength=experts)      # tokens of each expert",
-    )  # fmt: skip
+    )
 
 
 def _large_capacity(mixture: Mixture, rows: float) -> Cause:
@@ -51,4 +51,4 @@ def _large_capacity(mixture: Mixture, rows: float) -> Cause:
         f"large capacity ({_routing(mixture, rows)}), compute-bound",
         "Balance the load of the experts, and reduce the capacity to the tokens that they get. Or compute in 8 bits.",
         "capacity = math.ceil(1.25 * tokens * top_k / experts)",
-    )  # fmt: skip
+    )

@@ -70,7 +70,7 @@ def _vector(gemm: _Gemm) -> Cause | None:
         f"a matrix-vector multiplication ({gemm.sizes}), which is memory-bound",
         "Multiply more rows at once: use a larger batch, or batch requests. Or store the weights in 8 bits.",
         "y = linear(torch.stack(requests))      # one GEMM for several vectors",
-    )  # fmt: skip
+    )
 
 
 def _few_rows(gemm: _Gemm) -> Cause | None:
@@ -90,9 +90,11 @@ def _few_tiles(gemm: _Gemm) -> Cause | None:
     busy = f"too few for {processors} multiprocessors" if operator.processors else "too few to keep a GPU busy"
     tiles = f"only {gemm.tiles} output tile{'s' * (gemm.tiles != 1)} of {high}x{wide}{split}"
     return Cause(
-        "few_tiles", f"{tiles} ({gemm.sizes}), {busy}", *(_SPLIT_K if gemm.is_deep else _LARGER),
+        "few_tiles",
+        f"{tiles} ({gemm.sizes}), {busy}",
+        *(_SPLIT_K if gemm.is_deep else _LARGER),
         1 - gemm.blocks / processors if operator.processors else 1.0,
-    )  # fmt: skip
+    )
 
 
 _SPLIT_K: Final = (
@@ -120,8 +122,9 @@ def _last_wave(gemm: _Gemm) -> Cause | None:
         f"{gemm.blocks} thread blocks on {processors} multiprocessors run in {math.ceil(waves)} waves, and the last "
         f"wave is {waves % 1:.0%} full",
         "Choose sizes that fill whole waves, or a kernel with smaller tiles.",
-        'model = torch.compile(model, mode="max-autotune")', 1 - used,
-    )  # fmt: skip
+        'model = torch.compile(model, mode="max-autotune")',
+        1 - used,
+    )
 
 
 def _misaligned(gemm: _Gemm) -> Cause | None:
@@ -142,7 +145,7 @@ def _misaligned(gemm: _Gemm) -> Cause | None:
         f"({gemm.dtype}), so that rows are not aligned to 16 bytes",
         f"Pad the sizes to multiples of {divisor}; 64 is better.",
         f"size = -(-size // {divisor}) * {divisor}\nx = torch.nn.functional.pad(x, (0, size - x.shape[-1]))",
-    )  # fmt: skip
+    )
 
 
 def _small_batch(gemm: _Gemm) -> Cause | None:
@@ -156,7 +159,7 @@ def _small_batch(gemm: _Gemm) -> Cause | None:
         f"with {gemm.operator.intensity:.3g} FLOPs per byte",
         "Fuse small matrix multiplications with the operations around them, or combine them into larger ones.",
         "model = torch.compile(model)",
-    )  # fmt: skip
+    )
 
 
 def _skinny(gemm: _Gemm) -> Cause | None:
@@ -173,10 +176,11 @@ def _skinny(gemm: _Gemm) -> Cause | None:
                      "model = torch.compile(model)")  # fmt: skip
     more = "rows" if smallest == gemm.rows else "columns"
     return Cause(
-        "skinny", words,
+        "skinny",
+        words,
         f"Multiply more {more} at once, with a larger batch. Or store the weights in 8 bits.",
         "loader = DataLoader(dataset, batch_size=2 * batch_size)",
-    )  # fmt: skip
+    )
 
 
 _CAUSES: Final = (_vector, _small_batch, _few_rows, _few_tiles, _last_wave, _misaligned, _skinny)

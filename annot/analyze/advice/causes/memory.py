@@ -51,4 +51,4 @@ def embedding_cause(operator: Operator, call: Call) -> Cause | None:
         "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
         "optimizer = torch.optim.SparseAdam(embedding.parameters())",
         1 - indices / rows,
-    )  # fmt: skip
+    )
