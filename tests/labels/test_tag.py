@@ -173,3 +173,10 @@ def test_dtypes_have_short_names(long: str, short: str, sizes: tuple[int, ...]) 
     assert [tag.short_dtype(f"torch.{long}{bits}") for bits in sizes] == [f"{short}{bits}" for bits in sizes]
     assert [tag.short_dtype(f"{long}{bits}") for bits in sizes] == [f"{short}{bits}" for bits in sizes]
     assert tag.short_dtype(f"{long}4") == f"{long}4"
+
+
+def test_an_operation_needs_no_class_of_its_layer() -> None:
+    assert tag.parse("fc conv2d |op") == Tag("fc", phase="op", op="conv2d")
+    assert tag.parse("fc Conv2d conv2d |op") == Tag("fc", "Conv2d", "op", op="conv2d")
+    assert tag.parse("fc Conv2d |fwd") == Tag("fc", "Conv2d", "forward")
+    assert tag.parse("fc Conv2d conv2d |fwd") is None

@@ -14,11 +14,11 @@ _EQUIVALENT: Final = (
     (
         "annot/attribution/busy_time.py",
         r"if topmost.* == 1:",
-        "(== becomes !=|1 becomes [02])",
+        "1 becomes 0",
         "a shorter way to the same",
     ),
     ("annot/attribution/nesting.py", r"weight = .*", "2 becomes 3", "the same order of weights"),
-    ("annot/attribution/nesting.py", r"if order\.is_sorted.*", r"1 becomes \d", "only the copy is saved, or no column"),
+    ("annot/attribution/nesting.py", r"if order\.is_sorted.*", "1 becomes 0", "only the copy is saved, or no column"),
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
     ("annot/attribution/process_ranges.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
