@@ -236,7 +236,7 @@ def test_kept_events_of_collectives_are_bounded(monkeypatch: pytest.MonkeyPatch)
     events = collectives_of_torch._Events()
     made = [events._event("all_reduce", None, [torch.ones(size)]).text for size in range(1, 100)]
     assert [text for size, text in enumerate(made, 1) if f"[{size}]f32" not in text] == []
-    assert len(events._known) <= 10
+    assert len(events._cache) <= 10
 
 
 def test_collectives_can_be_left_out(alone: None, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_columns_name_the_matrix_units_of_the_device() -> None:
         rows = Rows().range("fc Linear |fwd", 0, 900).kernel(10, (20, 860), name="ampere_fp16_s16816gemm_fp16_64x64_nn")
         run = Run(rows.build(devices=[{"name": device, "id": 0}]))
         other = {"TC": "MC", "MC": "TC"}[short]
-        for by in ("kind", "kernel_tensor", "tensor_core"):
+        for by in ("kind", "kernel_tensor", "layer_tensor"):
             text = "\n".join(_printed(partial(print_table, run.view(by)), 140))
             assert re.search(rf"\b{short}\b", text)
             assert not re.search(rf"\b{other}\b", text)

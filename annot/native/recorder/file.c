@@ -118,14 +118,17 @@ static void close_file(void)
     file.kept.descriptor = -1;
 }
 
-/* Returns a descriptor of the folder, or -1 with errno set. Forked processes inherit it. */
+/* Returns a descriptor of the folder, or -1 with errno set. A process that forks after chroot inherits the one that was
+ * opened before. Each recording opens its folder: one of the same name may have been removed. */
 static int open_folder(const char *path)
 {
-    if (is_kept(&folder.kept) && !strcmp(folder.path, path))
-        return folder.kept.descriptor;
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int error = fd < 0 ? errno : keep(&folder.kept, fd);
-    if (error) {
+    int error = fd < 0 ? errno : 0;
+    if (error && is_kept(&folder.kept) && !strcmp(folder.path, path))
+        return folder.kept.descriptor;
+    if (!error && is_kept(&folder.kept))
+        close(folder.kept.descriptor);
+    if (error || (error = keep(&folder.kept, fd))) {
         errno = error;
         return -1;
     }
