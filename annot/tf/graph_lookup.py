@@ -89,7 +89,8 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
     `graphs` has the candidates for the traced form of the optimized graph, the likeliest last.
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
-    candidates = [_origins(names, graph) for graph in reversed(graphs)] or [[Origin() for _ in nodes]]
+    calls = [(Call(graph), dict[str, Call | None]()) for graph in reversed(graphs)]
+    candidates = [[_origin(name, *call) for name in names] for call in calls] or [[Origin() for _ in nodes]]
     origins = max(candidates, key=lambda origins: sum(origin.operation is not None for origin in origins))
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
@@ -148,11 +149,6 @@ def _input_pairs(node: Node, origin: Origin) -> list[tuple[str, str]]:
         fused = origin.graph[name]
         operation = fused if fused.kind in _FIRST else operation
     return [*zip(node.inputs, operation.inputs, strict=False)] if operation is not None and origin.graph else []
-
-
-def _origins(names: Sequence[str], graph: Traced) -> list[Origin]:
-    call, called = Call(graph), dict[str, Call | None]()
-    return [_origin(name, call, called) for name in names]
 
 
 def _origin(name: str, call: Call, called: dict[str, Call | None]) -> Origin:

@@ -118,9 +118,7 @@ class EmitRanges(SwitchedBlock):
         self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
     ) -> None:
         super().__init__(cuda.tell_cuda, schedule)
-        self._without_tool = without_tool
-        self._model = model
-        self._options = options
+        self._model, self._options, self._without_tool = model, options, without_tool
         self._functions = StepFunctions(model)
 
     def _fit_loops(self) -> FitLoops:
