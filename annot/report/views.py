@@ -360,7 +360,21 @@ def views() -> Mapping[str, View]:
 def other_views() -> tuple[View, ...]:
     """Return the views of packages with an entry point ``annot.views``. An error in their rows is an `AnnotError`."""
     extensions = loaded("annot.views", View)
-    return tuple(replace(plugin.target, rows=partial(plugin.require, plugin.target.rows)) for plugin in extensions)
+    return tuple(
+        replace(plugin.target, rows=partial(plugin.require, partial(_checked_rows, plugin.target)))
+        for plugin in extensions
+    )
+
+
+def _checked_rows(view: View, attribution: Attribution) -> pl.DataFrame:
+    """Return the rows of a view of another package."""
+    rows = view.rows(attribution)
+    if not isinstance(rows, pl.DataFrame):
+        raise TypeError(f"the rows must be a polars DataFrame, got a {type(rows).__name__}")
+    needed = () if view.layout == "advice" else _LAYER if view.label == "layer" else (view.label,)
+    if missing := [name for name in needed if name not in rows.columns]:
+        raise ValueError(f"the rows lack the column {missing[0]}")
+    return rows
 
 
 def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:

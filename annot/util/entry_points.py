@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from annot.errors import AnnotError, warn
 
 __all__ = ["Extension", "loaded"]
 
 T = TypeVar("T")
+_FAILURES: Final = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Extension:
         """Return the result of a function of the object; after an error `default`, with a warning."""
         try:
             return function(*args)
-        except Exception as error:
+        except _FAILURES as error:
             self.leave_out(self.failure(error))
             return default
 
@@ -53,7 +54,7 @@ class Extension:
                 result = self.target(*args)
             except passed:
                 raise
-            except Exception as error:
+            except _FAILURES as error:
                 self.leave_out(self.failure(error))
                 return None
             if result is None or isinstance(result, kind):
@@ -69,7 +70,7 @@ class Extension:
             return function(*args)
         except AnnotError:
             raise
-        except Exception as error:
+        except _FAILURES as error:
             raise AnnotError(f"{self.title} {self.failure(error)}") from error
 
     def leave_out(self, reason: str) -> None:
@@ -77,9 +78,10 @@ class Extension:
         warn(f"{self.title} is left out: it {reason}")
 
     @staticmethod
-    def failure(error: Exception) -> str:
-        """Return what an error of the object was: ``failed with ValueError: ...``."""
-        return f"failed with {type(error).__name__}: {error}"
+    def failure(error: BaseException) -> str:
+        """Return what an error of the object was, in one line: ``failed with ValueError: ...``."""
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        return f"failed with {type(error).__name__}: {text}"
 
 
 @cache

@@ -234,3 +234,48 @@ def test_formula_of_another_package(tmp_path: Path) -> None:
     path = profile.write(tmp_path / "run.sqlite")
     assert ",512," in _report(path, environ, "--columns", "work").stdout
     assert ",512," not in _report(path, dict(os.environ), "--columns", "work").stdout
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("Advice('r', 'a', 'e', 'c', 'lots')", "ValueError: saves must be a number from 0 to 1, got 'lots'"),
+        ("Advice('r', 'a', 'e', 'c', float('nan'))", "ValueError: saves must be a number from 0 to 1, got nan"),
+        ("Advice('r', 'a', 'e', 'c', 1.01)", "ValueError: saves must be a number from 0 to 1, got 1.01"),
+        ("Advice('r', 'a', 'e', 'c', 0.1, None)", "TypeError: layers must be a list of str, got None"),
+        ("Advice('r', 'a', 7, 'c', 0.1)", "TypeError: evidence must be a str, got 7"),
+        ("exit(3)", "SystemExit: 3"),
+        ("int('1\\n2')", "ValueError: invalid literal for int() with base 10: '1\\n2'"),
+        ("(_ for _ in ()).throw(ValueError('a\\nb\\x1b'))", "ValueError: a b "),
+    ],
+)
+def test_rule_that_gives_nonsense(result: str, said: str, tmp_path: Path) -> None:
+    """annot leaves the rule out, with one line."""
+    code = f"from annot.analyze.advice import Advice\n\ndef rule(facts):\n    return {result}\n"
+    environ = _install(tmp_path / "site", "their_rule", code, "rule = their_rule:rule", "annot.advice")
+    done = _report(training(device=True).write(tmp_path / "run.sqlite"), environ, "--by", "advice")
+    assert done.returncode == 0
+    title = "the advice their_rule:rule of the package their-reader"
+    assert done.stderr == f"annot: warning: {title} is left out: it failed with {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("'text'", "TypeError: the rows must be a polars DataFrame, got a str"),
+        ("pl.DataFrame({'calls': [1]})", "ValueError: the rows lack the column power"),
+        ("exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_view_that_gives_nonsense(result: str, said: str, tmp_path: Path) -> None:
+    """Its table is one line."""
+    code = f"""
+import polars as pl
+from annot.report.views import View
+
+view = View("lengths", by="length", columns=("calls",), rows=lambda attribution: {result}, label="power")
+"""
+    environ = _install(tmp_path / "site", "their_view", code, "lengths = their_view:view", "annot.views")
+    done = _report(training(device=True).write(tmp_path / "run.sqlite"), environ, "--by", "length")
+    assert done.returncode == 1
+    assert done.stderr == f"annot: error: the view their_view:view of the package their-reader failed with {said}\n"

@@ -11,7 +11,7 @@ from annot.analyze.advice import cpu, kernels, launches, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.other_programs import in_cuda, in_keras
 from annot.attribution import Attribution
-from annot.util.entry_points import loaded
+from annot.util.entry_points import Extension, loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
@@ -43,8 +43,24 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
     if suggestions and (facts.in_keras or facts.in_cuda):
         translate = in_keras if facts.in_keras else in_cuda
         suggestions = [advice for suggestion in suggestions if (advice := translate(suggestion)) is not None]
-    plugins = (rule.isolated(Advice)(facts) for rule in loaded("annot.advice", ("__call__",)))
+    plugins = (_plugin_advice(rule, facts) for rule in loaded("annot.advice", ("__call__",)))
     return sorted((*suggestions, *filter(None, plugins)), key=lambda advice: -advice.saves)
+
+
+def _plugin_advice(rule: Extension, facts: Facts) -> Advice | None:
+    advice = rule.isolated(Advice)(facts)
+    return None if advice is None else rule.call(_checked, advice, default=None)
+
+
+def _checked(advice: Advice) -> Advice:
+    for name in ("rule", "advice", "evidence", "code"):
+        if not isinstance(text := getattr(advice, name), str):
+            raise TypeError(f"{name} must be a str, got {text!r}")
+    if not isinstance(advice.saves, int | float) or not 0 <= advice.saves <= 1:
+        raise ValueError(f"saves must be a number from 0 to 1, got {advice.saves!r}")
+    if not isinstance(advice.layers, list) or not all(isinstance(layer, str) for layer in advice.layers):
+        raise TypeError(f"layers must be a list of str, got {advice.layers!r}")
+    return advice
 
 
 def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:
