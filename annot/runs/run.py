@@ -229,7 +229,7 @@ class Run(Frames):
         if advice is not None and view.key == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        rows = self._rows(view, attribution)
+        rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
         if depth is not None:

@@ -58,7 +58,7 @@ class DataWaits:
 
 
 class StepFunctions:
-    """The step functions of one model, with and without ranges. A layer that is not a model has none.
+    """The step functions of a `keras.Model`, with and without ranges. Other layers have no step functions.
 
     Each is traced once. The sets can be exchanged any number of times, even during a `fit`.
     """

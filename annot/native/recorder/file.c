@@ -87,14 +87,24 @@ static int move_up(int fd)
     return moved;
 }
 
-/* Keeps an open descriptor. Returns an errno. */
+/* Keeps a new descriptor. Returns an errno. */
 static int keep(kept *k, int fd)
 {
-    struct stat status = {0};
-    int error = fstat(fd, &status) ? errno : 0;
-    k->device = status.st_dev, k->inode = status.st_ino;
-    k->descriptor = move_up(fd);
-    return error || k->descriptor >= 0 ? error : errno;
+    struct stat status;
+    if (fstat(fd, &status)) {
+        int error = errno;
+        close(fd);
+        return error;
+    }
+    *k = (kept){move_up(fd), status.st_dev, status.st_ino};
+    return k->descriptor < 0 ? errno : 0;
+}
+
+static void close_kept(kept *k)
+{
+    if (is_kept(k))
+        close(k->descriptor);
+    k->descriptor = -1;
 }
 
 /* Returns a descriptor of the file, or -1 with errno set. If the program has closed it, the file is opened again. */
@@ -111,13 +121,6 @@ static int descriptor(void)
     return file.kept.descriptor = -1;
 }
 
-static void close_file(void)
-{
-    if (is_kept(&file.kept))
-        close(file.kept.descriptor);
-    file.kept.descriptor = -1;
-}
-
 /* Returns a descriptor of the folder, or -1 with errno set. A process that forks after chroot inherits the one that was
  * opened before. Each recording opens its folder: one of the same name may have been removed. */
 static int open_folder(const char *path)
@@ -126,9 +129,11 @@ static int open_folder(const char *path)
     int error = fd < 0 ? errno : 0;
     if (error && is_kept(&folder.kept) && !strcmp(folder.path, path))
         return folder.kept.descriptor;
-    if (!error && is_kept(&folder.kept))
-        close(folder.kept.descriptor);
-    if (error || (error = keep(&folder.kept, fd))) {
+    if (!error) {
+        close_kept(&folder.kept);
+        error = keep(&folder.kept, fd);
+    }
+    if (error) {
         errno = error;
         return -1;
     }
@@ -268,7 +273,7 @@ static int make_file(const char *path)
     if (!error)
         error = map_header();
     if (error) {
-        close_file();
+        close_kept(&file.kept);
         unlink(file.path);
     }
     return error;
@@ -300,9 +305,11 @@ static void note_end(void)
 void leave_file(int inherited)
 {
     leave_names();
-    if (!inherited)
+    if (!inherited) {
         note_end();
-    close_file();
+        close_kept(&folder.kept);
+    }
+    close_kept(&file.kept);
     if (file.header)
         __atomic_store_n(&file.header, map_zeros(file.header, PAGE), __ATOMIC_RELEASE);
     file.open = file.copies = file.error = 0;
