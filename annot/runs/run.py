@@ -175,7 +175,7 @@ class Run(Frames):
 
     @cached_property
     def facts(self) -> Facts:
-        """What the verdict and the advice stand on."""
+        """Quantities that the verdict and the advice use, computed on demand."""
         from annot.analyze.advice import Facts
 
         return Facts(self.attribution_with_calls, folds_of(self.attribution_with_calls))

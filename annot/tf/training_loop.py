@@ -1,7 +1,7 @@
 """The training loop of a Keras model: ranges around its waits for data, and its step functions with and without ranges.
 
 A traced step runs no Python code. Patches that are installed later have no effect on it, and a step that was traced
-with ranges keeps them. So Keras's step functions are kept twice.
+with ranges keeps them. So annot keeps Keras's step functions twice.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ _Patched: TypeAlias = dict[tuple[str, ...], Callable[..., Any]]
 _INDUCTOR: Final = "torch._inductor.compile_fx"
 _WRAPPER: Final = "torch._inductor.codegen.wrapper"
 _WRITERS: Final = "WrapperCodeGen|PythonWrapperCodegen"
-"""Class that writes the calls of kernels: its names up to PyTorch 2.5, and since."""
+"""Names of the class that writes the calls of kernels, up to PyTorch 2.5 and since."""
 _RUNS: Final[_Patched] = {
     (_INDUCTOR, "CompiledFxGraph.__call__", "source_code"): Compiled.run,
 }

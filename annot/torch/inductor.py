@@ -54,7 +54,7 @@ def current_graph() -> Any:
 
 
 def is_backward(graph: Any) -> bool:
-    """Return whether Inductor is generating code for a backward. Since PyTorch 2.6, the graph has it."""
+    """Return whether Inductor is generating code for a backward. Since PyTorch 2.6, the graph knows."""
     backward: bool | None = getattr(graph, "is_backward", None)
     if backward is None:
         name = getattr(tracing(), "aot_graph_name", None) or [""]

@@ -591,6 +591,14 @@ def test_programs_without_a_framework_get_cuda_calls(kernel: str, text: str, cod
     assert bool(of_pytorch) == (code == "torch.compile")
 
 
+@pytest.mark.parametrize(("written_as", "is_cuda"), [("nsys_sqlite", True), ("kineto", False), ("xplane", False)])
+def test_only_frameworks_write_some_formats(written_as: str, is_cuda: bool) -> None:
+    """A trace of torch.profiler is of PyTorch, whatever its kernels are."""
+    profile = Run(kernels=[("saxpy(int, float)", 100)] * 9, text="solve").build()
+    facts = Facts(attribute(replace(profile, meta=profile.meta | {"format": written_as})))
+    assert facts.in_cuda == is_cuda
+
+
 def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
     """The size of a batch is a number of requests there."""
     short = [(TENSOR, 9)] * 30

@@ -158,7 +158,7 @@ class Facts:
 
     @cached_property
     def in_cuda(self) -> bool:
-        """Whether the program uses a device and nothing shows a framework: no range, phase or kernel of one."""
+        """Whether the program runs kernels, and neither layers, phases nor kernels show a framework."""
         if self.attribution.meta.get("format") in _OF_FRAMEWORKS or not self.compilable:
             return False
         kernels = self.attribution.names.filter("kernel")["name"].cast(pl.String)

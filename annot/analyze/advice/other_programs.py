@@ -1,4 +1,4 @@
-"""Advice for Keras and TensorFlow, and for CUDA programs without a framework, in place of PyTorch code."""
+"""Code of advice for programs that do not use PyTorch: Keras, TensorFlow, and CUDA without a framework."""
 
 from __future__ import annotations
 
