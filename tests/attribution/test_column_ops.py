@@ -250,7 +250,7 @@ def test_busy_says_when_the_starts_do_not_ascend() -> None:
 
 
 WRONG = {
-    "order": (TypeError, "takes 3 columns, got 1", lambda: native.order(i32([1]))),
+    "count": (TypeError, "takes 2 columns, got 1", lambda: native.parents(i32([1]))),
     "kind": (TypeError, "thread must be a column of 32-bit integers", lambda: native.parents(i64([1]), i64([1]))),
     "no column": (TypeError, "thread must be an Arrow column such as pl.Series", lambda: native.parents([1], i64([1]))),
     "lengths": (ValueError, "the same length, got 1 and 2 rows", lambda: native.parents(i32([1]), i64([1, 2]))),
@@ -259,7 +259,6 @@ WRONG = {
     "fold": (ValueError, "got -2 at row 0", lambda: native.fold(i32([-2]), i64([0]))),
     "Tree": (ValueError, "row 1 is out", lambda: native.Tree(i32([0, 0]), i64([2, 1]), i64([3, 3]), i32([-1, -1]))),
     "parent": (ValueError, "row 1 is out", lambda: native.Tree(i32([0, 1]), i64([1, 1]), i64([3, 3]), i32([-1, 0]))),
-    "Sums": (ValueError, "row must be from -1 to 1, got 2", lambda: native.Sums(2).add(i32([2]), i64([0]))),
     "Busy": (ValueError, "key 3; expected .* a key below 3", lambda: native.Busy(i32([-1]), i32([3]), 3)),
     "node": (
         ValueError, "node must be from -1 to 0, got 1",

@@ -1,4 +1,4 @@
-/* Arguments and results of the column operations. */
+/* Arguments, results and types of the column operations. */
 #include "column_ops.h"
 
 #include <stdlib.h>
@@ -30,9 +30,7 @@ void free_all(Input *inputs, int count) {
 
 void *new_values(int64_t length, size_t size) { return malloc((size_t)length * size + 1); }
 
-void *make_room(void *values, int64_t count, int64_t *room, size_t size) {
-    if (count < *room)
-        return values;
+void *grow_values(void *values, int64_t *room, size_t size) {
     int64_t more = *room ? 2 * *room : 2;
     void *grown = realloc(values, (size_t)more * size);
     if (grown)
@@ -63,12 +61,17 @@ uint64_t hash_seed(void) {
     return mix((uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&now);
 }
 
-int annot_add_column_ops(PyObject *module) {
-    static int (*const adds[])(PyObject *) = {annot_add_codes,          annot_add_nesting, annot_add_sums,
-                                              annot_add_process_ranges, annot_add_tree,    annot_add_launches,
-                                              annot_add_busy};
-    for (size_t i = 0; i < sizeof adds / sizeof *adds; i++)
-        if (adds[i](module) < 0)
-            return -1;
-    return 0;
+int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
+    int failed = !type || PyModule_AddObjectRef(module, name, type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+
+void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+
+void free_object(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
 }

@@ -23,10 +23,21 @@ void free_all(Input *inputs, int count);
 
 /* Allocates a result of `length` values of `size` bytes; NULL when out of memory. */
 void *new_values(int64_t length, size_t size);
+void *grow_values(void *values, int64_t *room, size_t size);
+
 /* Returns `values` with room for more than `count`. Returns NULL when out of memory; `values` stays valid. */
-void *make_room(void *values, int64_t count, int64_t *room, size_t size);
+static inline void *make_room(void *values, int64_t count, int64_t *room, size_t size) {
+    return count < *room ? values : grow_values(values, room, size);
+}
+
 /* Returns a tuple of the columns and takes ownership of them. Returns NULL with an exception set if one is NULL. */
 PyObject *arrow_tuple(Column **columns, int count);
+
+/* Adds a type to the module; -1 with an exception set on failure. */
+int add_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* Returns a zeroed object of a type; NULL with an exception set. `free_object` frees it at the end of its dealloc. */
+void *new_object(PyTypeObject *type);
+void free_object(PyObject *object);
 
 static inline int64_t add_wrapping(int64_t left, int64_t right) {
     return (int64_t)((uint64_t)left + (uint64_t)right);
@@ -45,15 +56,5 @@ static inline uint64_t mix(uint64_t value) {
 
 /* Seed for hash tables with keys from a profile. It is unpredictable, so a profile cannot force collisions. */
 uint64_t hash_seed(void);
-
-/* Each adds functions or types to the module; -1 with an exception set on failure. */
-int annot_add_codes(PyObject *module);          /* codes.c: codes */
-int annot_add_nesting(PyObject *module);        /* nesting.c: order, crossing, parents */
-int annot_add_sums(PyObject *module);           /* sums.c: paths, fold, Sums */
-int annot_add_process_ranges(PyObject *module); /* process_ranges.c: enclosing, innermost */
-int annot_add_tree(PyObject *module);           /* range_tree.c: Tree */
-int annot_add_launches(PyObject *module);       /* launches.c: LaunchTable */
-int annot_add_busy(PyObject *module);           /* busy_time.c: Busy */
-int annot_add_column_ops(PyObject *module);     /* all of the above */
 
 #endif

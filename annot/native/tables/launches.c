@@ -3,6 +3,7 @@
  * Profilers number the API calls of a process consecutively, and files have some of them. The table therefore stores
  * the launches in pages of PAGE_IDS ids: a hash table of pages, each with the bits of its ids and their launches. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -196,7 +197,7 @@ static PyObject *launches_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     static char *names[] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "", names))
         return NULL;
-    LaunchTable *self = (LaunchTable *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    LaunchTable *self = new_object(type);
     if (self)
         self->seed = hash_seed();
     return (PyObject *)self;
@@ -204,12 +205,10 @@ static PyObject *launches_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 
 static void launches_dealloc(PyObject *object) {
     LaunchTable *self = (LaunchTable *)object;
-    PyTypeObject *type = Py_TYPE(object);
     for (size_t i = 0; i < self->capacity; i++)
         free(self->pages[i].launches);
     free(self->pages);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* ---------------------------------------------------------------- module */
@@ -234,10 +233,4 @@ static PyType_Slot launches_slots[] = {
 static PyType_Spec launches_spec = {
     "annot.native._tables.LaunchTable", sizeof(LaunchTable), 0, Py_TPFLAGS_DEFAULT, launches_slots};
 
-int annot_add_launches(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&launches_spec);
-    if (!type || PyModule_AddObjectRef(module, "LaunchTable", type) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
-}
+int annot_add_launches(PyObject *module) { return add_type(module, "LaunchTable", &launches_spec); }

@@ -2,6 +2,7 @@
  *
  * The Python reference implementation is annot/attribution/process_column_ops.py; it documents each function. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>

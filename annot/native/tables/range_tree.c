@@ -1,5 +1,6 @@
 /* Tree: find the innermost range around a call. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
 
@@ -55,7 +56,7 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         PyErr_SetString(PyExc_TypeError, "Tree does not support keyword arguments");
         return NULL;
     }
-    Tree *self = (Tree *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    Tree *self = new_object(type);
     if (!self || read_all(args, "Tree", expected, COLUMNS, self->inputs) < 0) {
         Py_CLEAR(self);
         return (PyObject *)self;
@@ -73,11 +74,9 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 
 static void tree_dealloc(PyObject *object) {
     Tree *self = (Tree *)object;
-    PyTypeObject *type = Py_TYPE(object);
     free_all(self->inputs, COLUMNS);
     free(self->segments);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* ---------------------------------------------------------------- lookup */
@@ -199,10 +198,4 @@ static PyType_Slot tree_slots[] = {
 
 static PyType_Spec tree_spec = {"annot.native._tables.Tree", sizeof(Tree), 0, Py_TPFLAGS_DEFAULT, tree_slots};
 
-int annot_add_tree(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&tree_spec);
-    if (!type || PyModule_AddObjectRef(module, "Tree", type) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
-}
+int annot_add_tree(PyObject *module) { return add_type(module, "Tree", &tree_spec); }

@@ -1,5 +1,5 @@
 /* Records of a table: location and values of the selected columns. */
-#include "sqlite_scan.h"
+#include "sqlite_records.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,10 @@
  *
  * Batches are read without the GIL, so that threads can scan tables in parallel. Files that must be read through SQLite
  * raise `Unsupported`; annot/read/sqlite.py, the Python fallback, then uses SQLite. */
-#include "sqlite_scan.h"
 #include "column_ops.h"
+#include "parts.h"
+#include "sqlite_records.h"
+#include "sqlite_texts.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -235,7 +237,6 @@ static PyObject *scan_next(PyObject *object) {
 
 static void scan_dealloc(PyObject *object) {
     Scan *self = (Scan *)object;
-    PyTypeObject *type = Py_TYPE(object);
     pages_close(&self->pages);
     texts_free(&self->texts);
     free(self->layout.selected);
@@ -244,8 +245,7 @@ static void scan_dealloc(PyObject *object) {
         free(self->outputs[i].name);
     free(self->outputs);
     free(self->allowed);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static int kind_of(const char *name, Kind *kind) {
@@ -382,7 +382,7 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (batch_rows < 1 || batch_rows > MOST_ROWS)
         PyErr_Format(PyExc_ValueError, "batch_rows must be from 1 to %d, got %lld", MOST_ROWS, batch_rows);
     else
-        self = (Scan *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+        self = new_object(type);
     if (self) {
         self->pages.file = -1;
         self->batch_rows = batch_rows;
@@ -413,12 +413,9 @@ static PyType_Slot scan_slots[] = {
 static PyType_Spec scan_spec = {"annot.native._tables.Scan", sizeof(Scan), 0, Py_TPFLAGS_DEFAULT, scan_slots};
 
 int annot_add_scan(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&scan_spec);
     unsupported = PyErr_NewExceptionWithDoc("annot.native._tables.Unsupported",
                                             "The file is valid but must be read through SQLite.", NULL, NULL);
-    if (!type || !unsupported || PyModule_AddObjectRef(module, "Scan", type) < 0 ||
-        PyModule_AddObjectRef(module, "Unsupported", unsupported) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
+    return unsupported && PyModule_AddObjectRef(module, "Unsupported", unsupported) == 0
+               ? add_type(module, "Scan", &scan_spec)
+               : -1;
 }

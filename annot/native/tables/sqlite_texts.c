@@ -1,5 +1,5 @@
 /* Texts of a table: valid UTF-8, deduplicated, in Arrow's string view layout. */
-#include "sqlite_scan.h"
+#include "sqlite_texts.h"
 
 #include <stdlib.h>
 #include <string.h>
