@@ -1,6 +1,7 @@
 /* Calls to Python functions: inside a range, with exceptions collected, or repeated until not interrupted. The Python
  * fallbacks are in annot/emit/nvtx_package.py and annot/emit/guard.py. */
 #include "client.h"
+#include "parts.h"
 
 /* ---------------------------------------------------------------- the wrapper of a traced function */
 

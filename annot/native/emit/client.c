@@ -1,9 +1,7 @@
-/* annot.native._emit: annot's own NVTX client, with minimal overhead per range.
- *
- * Built against the limited API: one binary works with CPython 3.11 and later. The Python fallback is
- * annot/emit/nvtx_package.py; annot/emit/client.py selects between the two. All functions except start_range and
- * end_range run with the GIL held. */
+/* The NVTX client: events, push and pop, start and end, marks. The Python fallback is annot/emit/nvtx_package.py;
+ * annot/emit/client.py selects between the two. All functions except start_range and end_range run with the GIL held. */
 #include "client.h"
+#include "parts.h"
 
 #include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
@@ -451,8 +449,6 @@ static PyObject *watch_profiler(PyObject *module, PyObject *args) {
 /* ---------------------------------------------------------------- module */
 
 static PyMethodDef functions[] = {
-    {"bind", annot_bind, METH_O,
-     "Set the Python functions of annot/torch that Calls uses: a dict by name."},
     {"attach", attach, METH_NOARGS,
      "Look for an NVTX tool, even after an earlier attempt. Return whether one is attached."},
     {"detach", detach, METH_NOARGS, "Stop sending ranges to NVTX until the next attach."},
@@ -471,30 +467,21 @@ static PyMethodDef functions[] = {
      "Return the addresses of C functions that open and close ranges without the GIL:\n"
      "uint32_t start(Event *, uint64_t *id) and void end(Event *, uint32_t started, uint64_t id)."},
     {"mark", mark, METH_O, "Emit a mark (an instantaneous event)."},
-    {"watch_greenlets", annot_watch_greenlets, METH_O,
-     "Keep the open calls of each greenlet apart. The argument is greenlet.getcurrent."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "annot.native._emit", "annot's own NVTX client.", -1, functions, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__emit(void) {
+int annot_add_client(PyObject *module) {
     pristine = GLOBALS;
     if (annot_new_key(&free_at_thread_exit, free) < 0)
-        return NULL;
-    if (pthread_atfork(before_fork, after_fork, after_fork) != 0)
-        return PyErr_NoMemory();
-    PyObject *module = PyModule_Create(&definition);
-    if (!module)
-        return NULL;
+        return -1;
+    if (pthread_atfork(before_fork, after_fork, after_fork) != 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
     profiler_flag = PyUnicode_InternFromString("_is_profiler_enabled");
     annot_event_type = (PyTypeObject *)PyType_FromSpec(&event_spec);
     if (!profiler_flag || !annot_event_type ||
-        PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0 ||
-        annot_add_around(module) < 0 || annot_add_torch_calls(module) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+        PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

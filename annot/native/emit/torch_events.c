@@ -1,5 +1,6 @@
 /* Events of a call: shapes and dtypes of its arguments form a key, by which each site stores its events. */
-#include "torch_calls.h"
+#include "torch_events.h"
+#include "torch_names.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>

@@ -1,5 +1,6 @@
 /* Notes: the calls of each thread by autograd sequence number. A backward run looks up the call that created a node. */
-#include "torch_calls.h"
+#include "torch_notes.h"
+#include "torch_names.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

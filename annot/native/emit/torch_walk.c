@@ -1,6 +1,7 @@
 /* Walk through an autograd graph from its roots: all nodes by descending sequence number, with the calls that created
  * them. */
-#include "torch_calls.h"
+#include "torch_walk.h"
+#include "torch_names.h"
 
 #include <stdlib.h>
 
