@@ -55,7 +55,8 @@ class Busy:
     def result(self) -> pl.DataFrame:
         """Return key, device (Int32), busy_ns, first_ns and last_ns (Int64): a row per key and device with activity."""
         if self._native is not None:
-            return pl.DataFrame(dict(zip(_RESULT, map(pl.Series, self._native.result()), strict=True)))
+            columns = map(pl.Series, self._native.result())
+            return pl.DataFrame(dict(zip(_RESULT, columns, strict=True))).sort("key", "device")
         rows: list[tuple[int, ...]] = []
         if self._nodes is not None and self._blocks:
             topmost = self._nodes.outermost(self._nodes.keys)

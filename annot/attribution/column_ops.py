@@ -19,6 +19,8 @@ __all__ = [
 ]  # fmt: skip
 
 NONE: Final = -1
+_ABSENT: Final = -1 << 31
+"""Value and step of unknown launches in `annot.native._tables`."""
 
 
 def _named(name: str, array: Any) -> pl.Series:
@@ -251,8 +253,10 @@ class LaunchTable:
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return value and step (Int32) of each process (Int32) and id (Int64), null for unknown or null ids."""
         if self._native is not None:
-            value, step = self._native.get(*one_chunk(process, correlation))
-            return _named("value", value), _named("step", step)
+            launches = map(pl.Series, self._native.get(*one_chunk(process, correlation)))
+            launch = pl.when(pl.col("value") != _ABSENT).then(pl.all())
+            value, step = pl.DataFrame(dict(zip(("value", "step"), launches, strict=True))).select(launch)
+            return value, step
         ids = pl.DataFrame({"process": process, "correlation": correlation})
         if not self._blocks:
             nothing = pl.Series([None] * ids.height, dtype=pl.Int32)
@@ -280,9 +284,6 @@ class Sums:
 
 def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
     """Return the sum of the values of each row and of all rows below it (Int64). A parent comes before its children."""
-    native = tables()
-    if native is not None:
-        return _named(values.name, native.fold(*one_chunk(parent.cast(pl.Int32), values.cast(pl.Int64))))
     totals = values.to_list()
     above = parent.to_list()
     for row in range(len(totals) - 1, -1, -1):

@@ -71,7 +71,7 @@ class LaunchTable:
         """Store launches (Int32, Int64, Int32, Int32). Return how many ids were known; their first launch is kept."""
 
     def get(self, process: _Column, correlation: _Column, /) -> tuple[Column, Column]:
-        """Return the values and the steps (Int32) of launches; null for unknown ids."""
+        """Return the values and the steps (Int32) of launches; -2^31 for unknown ids."""
 
 @final
 class Busy:
@@ -92,9 +92,6 @@ def parents(thread: _Column, end: _Column, /) -> tuple[Column, Column]:
 
 def paths(parent: _Column, key: _Column, /) -> tuple[Column, Column, Column]:
     """Return the trie of the chains of keys (Int32): node of each row, parent and key of each node."""
-
-def fold(parent: _Column, values: _Column, /) -> Column:
-    """Return the sum of the values (Int64) of each row and all rows below it."""
 
 def enclosing(start: _Column, end: _Column, key: _Column, above: _Column, /) -> Column:
     """Return the row of the shortest range around each one (Int32), or -1."""

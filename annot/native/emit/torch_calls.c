@@ -44,7 +44,6 @@ static void set_memo(Memo *memo, PyObject *module, PyObject *site, Cache *cache)
 }
 
 static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
-    (void)unused;
     Calls *self = (Calls *)self_object;
     for (size_t i = 0; self->memos && i < MEMOS; i++)
         set_memo(&self->memos[i], NULL, NULL, NULL);
@@ -211,7 +210,6 @@ static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssi
 
 /* Returns the site of the current call or, with `backward`, of the open backward range; None if there is none. */
 static PyObject *calls_current_site(PyObject *self_object, PyObject *backward) {
-    (void)self_object;
     Notes *notes = annot_my_notes();
     Invocation *current = NULL;
     if (PyObject_IsTrue(backward) == 1)
@@ -220,8 +218,6 @@ static PyObject *calls_current_site(PyObject *self_object, PyObject *backward) {
         current = annot_current(notes);
     return Py_NewRef(current ? current->site : Py_None);
 }
-
-/* ---------------------------------------------------------------- construction */
 
 static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"sites", "forward", "backward", NULL};
@@ -242,30 +238,29 @@ static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     return self->dead ? annot_prepare_hooks(&self->backward_part) : -1;
 }
 
+/* The Python objects that a Calls owns. */
+#define OWNED(X)                                                                                                       \
+    X(sites)                                                                                                           \
+    X(by_id)                                                                                                           \
+    X(dead)                                                                                                            \
+    X(backward_part.owners)                                                                                            \
+    X(backward_part.shared)                                                                                            \
+    X(backward_part.hook)                                                                                              \
+    X(backward_part.carrier)                                                                                           \
+    X(backward_part.engine)
+
 static int calls_traverse(PyObject *self_object, visitproc visit, void *arg) {
     Calls *self = (Calls *)self_object;
-    Py_VISIT(self->sites);
-    Py_VISIT(self->by_id);
-    Py_VISIT(self->dead);
-    Py_VISIT(self->backward_part.owners);
-    Py_VISIT(self->backward_part.shared);
-    Py_VISIT(self->backward_part.hook);
-    Py_VISIT(self->backward_part.carrier);
-    Py_VISIT(self->backward_part.engine);
+#define VISIT(field) Py_VISIT(self->field);
+    OWNED(VISIT)
     Py_VISIT((PyObject *)Py_TYPE(self_object));
     return 0;
 }
 
 static int calls_clear(PyObject *self_object) {
     Calls *self = (Calls *)self_object;
-    Py_CLEAR(self->sites);
-    Py_CLEAR(self->by_id);
-    Py_CLEAR(self->dead);
-    Py_CLEAR(self->backward_part.owners);
-    Py_CLEAR(self->backward_part.shared);
-    Py_CLEAR(self->backward_part.hook);
-    Py_CLEAR(self->backward_part.carrier);
-    Py_CLEAR(self->backward_part.engine);
+#define CLEAR(field) Py_CLEAR(self->field);
+    OWNED(CLEAR)
     return 0;
 }
 
@@ -279,8 +274,6 @@ static void calls_dealloc(PyObject *self) {
     Py_DECREF((PyObject *)type);
 }
 
-/* ---------------------------------------------------------------- types */
-
 static PyMethodDef calls_methods[] = {
     {"call", (PyCFunction)(void (*)(void))calls_call, METH_FASTCALL,
      "call(original, module, args, kwargs): call a module inside its range."},
@@ -292,19 +285,18 @@ static PyMethodDef calls_methods[] = {
     {"has_lost", annot_has_lost, METH_NOARGS,
      "Return whether a node was older than the notes since the last call of this method."},
     {"drop_notes", annot_drop_notes, METH_NOARGS, "Drop the calls recorded for all threads."},
-    {"forget", calls_forget, METH_NOARGS,
-     "Clear the cache of module sites, after a site was added or removed."},
+    {"forget", calls_forget, METH_NOARGS, "Clear the cache of module sites, after a site was added or removed."},
     {"runs", annot_open_runs, METH_NOARGS, "Return the number of unfinished backward runs of this thread."},
     {"finish", annot_finish, METH_O, "Finish backward runs of this thread until the given number is left."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot calls_slots[] = {
-    {Py_tp_init, calls_init},         {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
-    {Py_tp_clear, calls_clear},       {Py_tp_methods, calls_methods}, {0, NULL}};
+static PyType_Slot calls_slots[] = {{Py_tp_init, calls_init},         {Py_tp_dealloc, calls_dealloc},
+                                    {Py_tp_traverse, calls_traverse}, {Py_tp_clear, calls_clear},
+                                    {Py_tp_methods, calls_methods},   {0, NULL}};
 
-static PyType_Spec calls_spec = {"annot.native._emit.Calls", sizeof(Calls), 0,
-                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots};
+static PyType_Spec calls_spec = {"annot.native._emit.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                 calls_slots};
 
 static PyMethodDef functions[] = {
     {"bind", annot_bind, METH_O, "Set the Python functions of annot/torch that Calls uses: a dict by name."},

@@ -229,8 +229,8 @@ PyObject *annot_begin(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     Backward *self = (Backward *)self_object;
     PyObject *roots;
     int keep_graph, create_graph, every;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$ppp", names, &PyTuple_Type, &roots, &keep_graph,
-                                     &create_graph, &every))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$ppp", names, &PyTuple_Type, &roots, &keep_graph, &create_graph,
+                                     &every))
         return NULL;
     Frame *frame = push_frame(create_graph);
     if (!frame)
@@ -250,14 +250,10 @@ static unsigned long count_frames(void) {
     return count;
 }
 
-PyObject *annot_open_runs(PyObject *self_object, PyObject *unused) {
-    (void)self_object, (void)unused;
-    return PyLong_FromUnsignedLong(count_frames());
-}
+PyObject *annot_open_runs(PyObject *self_object, PyObject *unused) { return PyLong_FromUnsignedLong(count_frames()); }
 
 /* Runs on the thread that finished the engine's task, when the task is done. */
 static PyObject *close_worker(PyObject *token, PyObject *unused) {
-    (void)unused;
     if (my_frame && my_frame->serial == PyLong_AsUnsignedLongLong(token))
         pop_frame();
     Py_RETURN_NONE;
@@ -356,7 +352,6 @@ static Frame *worker_frame(Backward *self, PyObject *node) {
 
 /* The hook: opens the backward range of the node that the engine runs next. Never raises. */
 static PyObject *on_node(PyObject *self_object, PyObject *unused) {
-    (void)unused;
     Backward *self = (Backward *)self_object;
     PyObject *node = PyObject_CallNoArgs(annot_its.current_node);
     PyObject *owner = node ? PyDict_GetItemWithError(self->owners, node) : NULL;

@@ -9,12 +9,47 @@
 
 #include <Python.h>
 
-/* Objects of PyTorch and annot/torch, and interned attribute names; looked up once by annot_look_up. */
+/* PyTorch's objects, by path in the module torch. */
+#define ANNOT_OBJECTS(X)                                                                                               \
+    X(tensor, "Tensor")                                                                                                \
+    X(parameter, "nn.Parameter")                                                                                       \
+    X(plain_call, "nn.Module._wrapped_call_impl")                                                                      \
+    X(current_node, "_C._current_autograd_node")                                                                       \
+    X(function, "_C._FunctionBase")                                                                                    \
+    X(any_autocast, "_C._is_any_autocast_enabled")                                                                     \
+    X(grad_mode, "is_grad_enabled")
+
+/* Functions of annot/torch, by their names in the dict passed to `bind`. */
+#define ANNOT_BOUND(X)                                                                                                 \
+    X(signature) X(remember) X(if_recomputed) X(bury) X(is_node) X(device_of) X(visit) X(current_thread)
+
+/* Interned attribute names and keys. */
+#define ANNOT_ATTRIBUTES(X)                                                                                            \
+    X(by_id, "by_id")                                                                                                  \
+    X(dead, "dead")                                                                                                    \
+    X(near, "near")                                                                                                    \
+    X(cache, "cache")                                                                                                  \
+    X(elsewhere, "elsewhere")                                                                                          \
+    X(events, "events")                                                                                                \
+    X(layer, "layer")                                                                                                  \
+    X(shapes, "shapes")                                                                                                \
+    X(discover, "discover")                                                                                            \
+    X(roots, "roots")                                                                                                  \
+    X(compiled_call, "_compiled_call_impl")                                                                            \
+    X(call_impl, "_call_impl")                                                                                         \
+    X(grad_fn, "grad_fn")                                                                                              \
+    X(metadata, "metadata")                                                                                            \
+    X(edges, "annot edges")                                                                                            \
+    X(hooked, "annot hook")                                                                                            \
+    X(next_functions, "next_functions")                                                                                \
+    X(sequence, "_sequence_nr")                                                                                        \
+    X(register_dict, "_register_hook_dict")                                                                            \
+    X(register_prehook, "register_prehook")
+
+#define ANNOT_FIELD(name, ...) PyObject *name;
+/* Looked up once by annot_look_up. */
 typedef struct {
-    PyObject *current_node, *function, *any_autocast, *tensor, *parameter, *plain_call;
-    PyObject *signature, *remember, *if_recomputed, *is_node, *current_thread, *grad_mode, *device_of, *visit, *bury;
-    PyObject *by_id, *dead, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
-        *metadata, *edges, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover, *roots;
+    ANNOT_OBJECTS(ANNOT_FIELD) ANNOT_BOUND(ANNOT_FIELD) ANNOT_ATTRIBUTES(ANNOT_FIELD)
 } Names;
 
 extern Names annot_its;

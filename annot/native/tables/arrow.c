@@ -93,8 +93,7 @@ static PyObject *schema_capsule(const Column *column) {
     struct ArrowSchema *schema = calloc(1, sizeof *schema);
     if (!schema)
         return PyErr_NoMemory();
-    *schema = (struct ArrowSchema){
-        .format = column->format, .name = "", .flags = NULLABLE, .release = release_schema};
+    *schema = (struct ArrowSchema){.format = column->format, .name = "", .flags = NULLABLE, .release = release_schema};
     PyObject *capsule = PyCapsule_New(schema, "arrow_schema", free_schema_capsule);
     if (!capsule)
         free(schema);
@@ -105,9 +104,12 @@ static PyObject *array_capsule(Column *column) {
     struct ArrowArray *array = calloc(1, sizeof *array);
     if (!array)
         return PyErr_NoMemory();
-    *array = (struct ArrowArray){
-        .length = column->length, .null_count = column->nulls, .n_buffers = column->buffer_count,
-        .buffers = column->buffers, .release = release_array, .private_data = column};
+    *array = (struct ArrowArray){.length = column->length,
+                                 .null_count = column->nulls,
+                                 .n_buffers = column->buffer_count,
+                                 .buffers = column->buffers,
+                                 .release = release_array,
+                                 .private_data = column};
     PyObject *capsule = PyCapsule_New(array, "arrow_array", free_array_capsule);
     if (capsule)
         column->references++;
@@ -260,8 +262,6 @@ int same_lengths(const Input *inputs, int count) {
     return 0;
 }
 
-/* ---------------------------------------------------------------- module */
-
 static PyMethodDef column_methods[] = {
     {"__arrow_c_array__", (PyCFunction)(void (*)(void))column_export, METH_VARARGS | METH_KEYWORDS,
      "Return the schema and the array as capsules (Arrow PyCapsule interface)."},
@@ -276,9 +276,8 @@ static PyType_Slot column_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec column_spec = {
-    "annot.native._tables.Column", sizeof(ColumnObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    column_slots};
+static PyType_Spec column_spec = {"annot.native._tables.Column", sizeof(ColumnObject), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, column_slots};
 
 int annot_add_arrow(PyObject *module) {
     column_type = (PyTypeObject *)PyType_FromSpec(&column_spec);

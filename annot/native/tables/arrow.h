@@ -39,8 +39,8 @@ PyObject *arrow_array(Column *column);
 typedef struct {
     int64_t length;
     const void *values;
-    const uint8_t *valid; /* validity bitmap; NULL if the column has no nulls */
-    int64_t shift;        /* first bit of row 0, in `valid` and in the values of booleans */
+    const uint8_t *valid;     /* validity bitmap; NULL if the column has no nulls */
+    int64_t shift;            /* first bit of row 0, in `valid` and in the values of booleans */
     struct ArrowArray *chunk; /* owner of the buffers */
 } Input;
 

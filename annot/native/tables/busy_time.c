@@ -7,7 +7,7 @@
  * decreases towards the root. On a heavy path it is therefore a staircase, stored as a few steps; an activity replaces
  * the steps that end before it does. Keys with several topmost nodes are updated one by one. */
 #include "layer_chains.h"
-#include "pair_ids.h"
+#include "pair_table.h"
 #include "parts.h"
 
 #include <stdlib.h>
@@ -31,42 +31,20 @@ typedef struct {
     int64_t count, room;
 } Stairs;
 
-/* A value for each pair of an owner and a device. */
-typedef struct {
-    PairIds ids;
-    void *values; /* by id */
-    int64_t room;
-} Table;
-
 typedef struct {
     PyObject_HEAD
     Nodes nodes;
-    Table times;  /* of Time */
-    Table stairs; /* of Stairs; the owners are the heads of paths */
+    PairTable times;  /* of Time */
+    PairTable stairs; /* of Stairs; the owners are the heads of paths */
     int has_last;
     int64_t last; /* the latest start so far */
 } Busy;
 
-/* ---------------------------------------------------------------- values of times */
-
-/* Returns the value of `size` bytes of a pair; a new one is 0. Returns NULL when out of memory. */
-static void *value_of(Table *table, int32_t owner, int32_t device, size_t size) {
-    void *values = make_room(table->values, table->ids.count, &table->room, size);
-    if (!values)
-        return NULL;
-    table->values = values;
-    int64_t count = table->ids.count, id = pair_id(&table->ids, owner, device);
-    if (id == NONE)
-        return NULL;
-    char *value = (char *)values + (size_t)id * size;
-    return id == count ? memset(value, 0, size) : value;
-}
-
 /* Returns the time, which it adds if missing; NULL when out of memory. */
 static Time *time_of(Busy *self, int32_t owner, int32_t device, int64_t start) {
-    int64_t count = self->times.ids.count;
+    int64_t count = self->times.count;
     Time *time = value_of(&self->times, owner, device, sizeof *time);
-    if (time && self->times.ids.count > count)
+    if (time && self->times.count > count)
         *time = (Time){owner, device, start, INT64_MIN, 0};
     return time;
 }
@@ -175,8 +153,6 @@ static int add_activity(Busy *self, int32_t node, const Activity *activity) {
     return more < 0 ? -1 : 0;
 }
 
-/* ---------------------------------------------------------------- the Python type */
-
 static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"node_parent", "node_key", "keys", NULL};
     PyObject *parent, *key;
@@ -188,7 +164,7 @@ static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (self && read_nodes(columns, keys, &self->nodes) < 0)
         Py_CLEAR(self);
     else if (self)
-        self->times.ids.seed = self->stairs.ids.seed = hash_seed();
+        self->times.seed = self->stairs.seed = hash_seed();
     Py_XDECREF(columns);
     return (PyObject *)self;
 }
@@ -196,23 +172,13 @@ static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 static void busy_dealloc(PyObject *object) {
     Busy *self = (Busy *)object;
     free_nodes(&self->nodes);
-    for (int64_t i = 0; i < self->stairs.ids.count; i++)
+    for (int64_t i = 0; i < self->stairs.count; i++)
         free(((Stairs *)self->stairs.values)[i].steps);
     free(self->stairs.values);
     free(self->times.values);
-    free_pair_ids(&self->stairs.ids);
-    free_pair_ids(&self->times.ids);
+    free_pairs(&self->stairs);
+    free_pairs(&self->times);
     free_object(object);
-}
-
-static int check_nodes(const Busy *self, const Input *node) {
-    for (int64_t row = 0; row < node->length; row++)
-        if (ints(node)[row] < NONE || ints(node)[row] >= self->nodes.count) {
-            PyErr_Format(PyExc_ValueError, "node must be from -1 to %lld, got %d at row %lld",
-                         (long long)self->nodes.count - 1, ints(node)[row], (long long)row);
-            return -1;
-        }
-    return 0;
 }
 
 /* Returns 1 if the starts ascend, 0 if they do not, -1 when out of memory. */
@@ -238,7 +204,9 @@ static PyObject *busy_add(PyObject *object, PyObject *args) {
     Input inputs[4];
     if (read_all(args, "add", expected, 4, inputs) < 0)
         return NULL;
-    int ascending = check_nodes((Busy *)object, &inputs[0]) < 0 ? -1 : add_rows((Busy *)object, inputs);
+    int ascending = check_values(&inputs[0], "node", NONE, ((Busy *)object)->nodes.count - 1) < 0
+                        ? -1
+                        : add_rows((Busy *)object, inputs);
     free_all(inputs, 4);
     if (ascending < 0)
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -246,13 +214,6 @@ static PyObject *busy_add(PyObject *object, PyObject *args) {
 }
 
 /* ---------------------------------------------------------------- the result */
-
-static int by_key(const void *left, const void *right) {
-    const Time *one = left, *other = right;
-    if (one->owner != other->owner)
-        return one->owner < other->owner ? -1 : 1;
-    return (one->device > other->device) - (one->device < other->device);
-}
 
 static int by_device(const void *left, const void *right) {
     const Time *one = left, *other = right;
@@ -322,9 +283,9 @@ static void name_keys(const Busy *self, Rows *rows, int64_t first) {
     rows->count = kept;
 }
 
-/* Computes a row per key and device, sorted by both; -1 when out of memory. */
+/* Computes a row per key and device; -1 when out of memory. */
 static int add_up(const Busy *self, Rows *rows) {
-    int64_t count = self->times.ids.count;
+    int64_t count = self->times.count;
     Time *times = malloc((size_t)(count + 1) * sizeof *times);
     char *seen = calloc((size_t)self->nodes.count + 1, 1);
     int64_t *where = malloc((size_t)(self->nodes.count + 1) * sizeof *where);
@@ -352,14 +313,11 @@ static int add_up(const Busy *self, Rows *rows) {
     free(times);
     free(seen);
     free(where);
-    if (!failed && rows->count)
-        qsort(rows->times, (size_t)rows->count, sizeof *rows->times, by_key);
     return failed ? -1 : 0;
 }
 
 static PyObject *busy_result(PyObject *object, PyObject *ignored) {
     Rows rows = {NULL, 0, 0};
-    (void)ignored;
     if (add_up((Busy *)object, &rows) < 0) {
         free(rows.times);
         return PyErr_NoMemory();
@@ -376,18 +334,17 @@ static PyObject *busy_result(PyObject *object, PyObject *ignored) {
         wide[2][i] = rows.times[i].reached;
     }
     free(rows.times);
-    Column *columns[] = {
-        column_of("i", count, narrow[0]), column_of("i", count, narrow[1]),
-        column_of("l", count, wide[0]), column_of("l", count, wide[1]), column_of("l", count, wide[2])};
+    Column *columns[] = {column_of("i", count, narrow[0]), column_of("i", count, narrow[1]),
+                         column_of("l", count, wide[0]), column_of("l", count, wide[1]),
+                         column_of("l", count, wide[2])};
     return arrow_tuple(columns, 5);
 }
-
-/* ---------------------------------------------------------------- module */
 
 static PyMethodDef busy_methods[] = {
     {"add", busy_add, METH_VARARGS,
      "add(node, device, start, end): add GPU activities and return whether their starts ascend. Node -1 is skipped."},
-    {"result", busy_result, METH_NOARGS, "Return columns with a row per key and device: key, device, busy_ns, first_ns, last_ns."},
+    {"result", busy_result, METH_NOARGS,
+     "Return columns with a row per key and device: key, device, busy_ns, first_ns, last_ns."},
     {NULL, NULL, 0, NULL},
 };
 

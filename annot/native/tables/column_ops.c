@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-int read_all(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs) {
+int read_columns(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs) {
     if (PyTuple_Size(args) != count) {
         PyErr_Format(PyExc_TypeError, "%s takes %d columns, got %zd", function, count, PyTuple_Size(args));
         return -1;
@@ -15,7 +15,18 @@ int read_all(PyObject *args, const char *function, const Expected *expected, int
             free_all(inputs, i);
             return -1;
         }
+        if (inputs[i].length > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "%s must have fewer than 2^31 rows", column->name);
+            free_all(inputs, i + 1);
+            return -1;
+        }
     }
+    return 0;
+}
+
+int read_all(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs) {
+    if (read_columns(args, function, expected, count, inputs) < 0)
+        return -1;
     if (same_lengths(inputs, count) < 0) {
         free_all(inputs, count);
         return -1;
@@ -26,6 +37,26 @@ int read_all(PyObject *args, const char *function, const Expected *expected, int
 void free_all(Input *inputs, int count) {
     for (int i = 0; i < count; i++)
         arrow_free(&inputs[i]);
+}
+
+int check_values(const Input *input, const char *name, int64_t least, int64_t most) {
+    for (int64_t row = 0; row < input->length; row++)
+        if (ints(input)[row] < least || ints(input)[row] > most) {
+            PyErr_Format(PyExc_ValueError, "%s must be from %lld to %lld, got %d at row %lld", name, (long long)least,
+                         (long long)most, ints(input)[row], (long long)row);
+            return -1;
+        }
+    return 0;
+}
+
+int check_parents(const Input *input, const char *name) {
+    for (int64_t row = 0; row < input->length; row++)
+        if (ints(input)[row] < NONE || ints(input)[row] >= row) {
+            PyErr_Format(PyExc_ValueError, "%s must be a row before its row or -1, got %d at row %lld", name,
+                         ints(input)[row], (long long)row);
+            return -1;
+        }
+    return 0;
 }
 
 void *new_values(int64_t length, size_t size) { return malloc((size_t)length * size + 1); }

@@ -16,10 +16,16 @@ typedef struct {
     int nulls;
 } Expected;
 
-/* Reads `count` columns of equal length from the argument tuple. Returns 0, or -1 with an exception set and the inputs
- * freed. */
+/* Reads `count` columns of fewer than 2^31 rows from the argument tuple. Returns 0, or -1 with an exception set and the inputs freed. */
+int read_columns(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs);
+/* The same, for columns of equal length. */
 int read_all(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs);
 void free_all(Input *inputs, int count);
+
+/* Checks that all values are from `least` to `most`; -1 with a ValueError. */
+int check_values(const Input *input, const char *name, int64_t least, int64_t most);
+/* Checks that each value is NONE or an earlier row; -1 with a ValueError. */
+int check_parents(const Input *input, const char *name);
 
 /* Allocates a result of `length` values of `size` bytes; NULL when out of memory. */
 void *new_values(int64_t length, size_t size);
@@ -39,9 +45,7 @@ int add_type(PyObject *module, const char *name, PyType_Spec *spec);
 void *new_object(PyTypeObject *type);
 void free_object(PyObject *object);
 
-static inline int64_t add_wrapping(int64_t left, int64_t right) {
-    return (int64_t)((uint64_t)left + (uint64_t)right);
-}
+static inline int64_t add_wrapping(int64_t left, int64_t right) { return (int64_t)((uint64_t)left + (uint64_t)right); }
 
 static inline int64_t subtract_wrapping(int64_t left, int64_t right) {
     return (int64_t)((uint64_t)left - (uint64_t)right);

@@ -4,9 +4,15 @@
  * annot/read/sqlite.py and annot/attribution (column_ops.py, process_column_ops.py, busy_time.py). */
 #include "parts.h"
 
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "annot.native._tables", "Read SQLite tables and process their columns.", -1,
-    NULL, NULL, NULL, NULL, NULL};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                 "annot.native._tables",
+                                 "Read SQLite tables and process their columns.",
+                                 -1,
+                                 NULL,
+                                 NULL,
+                                 NULL,
+                                 NULL,
+                                 NULL};
 
 PyMODINIT_FUNC PyInit__tables(void) {
     static int (*const adds[])(PyObject *) = {

@@ -115,14 +115,14 @@ static PyObject *crossing(PyObject *module, PyObject *args) {
     static const Expected expected[] = {
         {"i", "thread", 0}, {"l", "start", 0}, {"l", "end", 0}, {"i", "weight", 0}, {"b", "foreign", 0}};
     Input inputs[5];
-    (void)module;
     if (read_all(args, "crossing", expected, 5, inputs) < 0)
         return NULL;
     int64_t count = inputs[0].length;
     Column *column = NULL;
-    Crossing all = {
-        ints(&inputs[0]), ints(&inputs[3]), longs(&inputs[1]), longs(&inputs[2]), count,
-        calloc((size_t)count / 8 + 1, 1), new_values(count, sizeof(int64_t)), new_values(count, sizeof(int64_t))};
+    Crossing all = {ints(&inputs[0]), ints(&inputs[3]), longs(&inputs[1]), longs(&inputs[2]), count, NULL, NULL, NULL};
+    all.crosses = calloc((size_t)count / 8 + 1, 1);
+    all.stack = new_values(count, sizeof *all.stack);
+    all.heap = new_values(count, sizeof *all.heap);
     if (all.crosses && all.stack && all.heap) {
         Py_BEGIN_ALLOW_THREADS
         for (int64_t row = 0; row < count; row++)
@@ -156,16 +156,10 @@ static void find_parents(const int32_t *thread, const int64_t *end, int64_t coun
 static PyObject *parents(PyObject *module, PyObject *args) {
     static const Expected expected[] = {{"i", "thread", 0}, {"l", "end", 0}};
     Input inputs[2];
-    (void)module;
     if (read_all(args, "parents", expected, 2, inputs) < 0)
         return NULL;
     int64_t count = inputs[0].length;
     Column *columns[2] = {NULL, NULL};
-    if (count > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "at most 2^31 ranges are supported, got %lld", (long long)count);
-        free_all(inputs, 2);
-        return NULL;
-    }
     int32_t *parent = new_values(count, sizeof *parent), *depth = new_values(count, sizeof *depth);
     if (parent && depth) {
         Py_BEGIN_ALLOW_THREADS
@@ -180,8 +174,6 @@ static PyObject *parents(PyObject *module, PyObject *args) {
     free_all(inputs, 2);
     return arrow_tuple(columns, 2);
 }
-
-/* ---------------------------------------------------------------- module */
 
 static PyMethodDef functions[] = {
     {"crossing", crossing, METH_VARARGS,

@@ -18,8 +18,6 @@ typedef struct {
     int64_t segment_count;
 } Tree;
 
-/* ---------------------------------------------------------------- construction */
-
 /* Returns the first row that is out of order or has an invalid parent, or -1. */
 static int64_t first_misplaced(const Input *inputs) {
     const int32_t *thread = ints(&inputs[THREAD]), *parent = ints(&inputs[PARENT]);
@@ -88,16 +86,9 @@ typedef struct {
     int64_t running; /* first range, from `last` upwards, still open at `start` */
 } Cursor;
 
-static int64_t find_segment(const Tree *self, int32_t thread) {
-    int64_t low = 0, high = self->segment_count;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (self->segments[middle].thread < thread)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < self->segment_count && self->segments[low].thread == thread ? low : -1;
+static int by_thread(const void *thread, const void *segment) {
+    int32_t wanted = *(const int32_t *)thread, here = ((const Segment *)segment)->thread;
+    return (wanted > here) - (wanted < here);
 }
 
 /* Returns the last row in [low, high) with a start up to `at`, or low - 1. */
@@ -144,17 +135,17 @@ static int64_t innermost(const Tree *self, const Segment *segment, Cursor *curso
 static void find_owners(const Tree *self, const Input *calls, Cursor *cursors, int32_t *owner) {
     const int32_t *thread = ints(&calls[THREAD]);
     const int64_t *start = longs(&calls[START]), *end = longs(&calls[END]);
-    int64_t segment = -1;
+    const Segment *segment = NULL;
     for (int64_t i = 0; i < self->segment_count; i++)
         cursors[i] = (Cursor){self->segments[i].begin - 1, INT64_MIN, NONE};
     for (int64_t call = 0; call < calls[0].length; call++) {
         owner[call] = NONE;
         if (is_null(&calls[THREAD], call) || is_null(&calls[START], call) || is_null(&calls[END], call))
             continue;
-        if (segment < 0 || self->segments[segment].thread != thread[call])
-            segment = find_segment(self, thread[call]);
-        if (segment >= 0)
-            owner[call] = (int32_t)innermost(self, &self->segments[segment], &cursors[segment], start[call], end[call]);
+        if (!segment || segment->thread != thread[call])
+            segment = bsearch(&thread[call], self->segments, (size_t)self->segment_count, sizeof *segment, by_thread);
+        if (segment)
+            owner[call] = (int32_t)innermost(self, segment, &cursors[segment - self->segments], start[call], end[call]);
     }
 }
 
@@ -179,8 +170,6 @@ static PyObject *tree_owners(PyObject *object, PyObject *args) {
     free_all(calls, 3);
     return arrow_array(column);
 }
-
-/* ---------------------------------------------------------------- module */
 
 static PyMethodDef tree_methods[] = {
     {"owners", tree_owners, METH_VARARGS,

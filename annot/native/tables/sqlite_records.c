@@ -129,8 +129,6 @@ const uint8_t *layout_find(Layout *layout, Pages *pages, const Cell *cell) {
     return record;
 }
 
-/* ---------------------------------------------------------------- values */
-
 int layout_rare_integer(const Selected *selected, int64_t rowid, int64_t *value, Trouble *trouble) {
     uint64_t type = selected->type;
     if (selected->index == ROWID || (type == NOTHING && selected->kind == ALIAS)) {
