@@ -1,6 +1,5 @@
 /* Shared by the parts of annot.native._emit: events, push and pop. */
-#ifndef ANNOT_EMIT_CLIENT_H
-#define ANNOT_EMIT_CLIENT_H
+#pragma once
 
 #include <Python.h>
 #include <pthread.h>
@@ -26,5 +25,3 @@ extern PyTypeObject *annot_event_type;
 
 /* Creates a key with a function that frees the values of threads that end; -1 with ImportError set if no key is free. */
 int annot_new_key(pthread_key_t *key, void (*at_thread_exit)(void *));
-
-#endif

@@ -1,6 +1,5 @@
 /* The events of a call, by the shapes of its arguments. */
-#ifndef ANNOT_TORCH_EVENTS_H
-#define ANNOT_TORCH_EVENTS_H
+#pragma once
 
 #include <Python.h>
 #include <stdint.h>
@@ -27,5 +26,3 @@ PyObject *annot_if_recomputed(PyObject *site, PyObject *events, PyObject *args, 
 /* Locates PyTorch's C functions. */
 void annot_prepare_events(void);
 int annot_add_events(void);
-
-#endif

@@ -107,8 +107,6 @@ static void move_to(Frame *frame, Invocation *owner) {
     note_in_graph(frame, owner);
 }
 
-/* ---------------------------------------------------------------- a backward run */
-
 /* Hooks a node through _register_hook_dict, at a tenth of the cost of register_prehook. This hook cannot be removed,
  * but after the run it finds no owner. A node that runs again, as without saved tensors, is not hooked twice. */
 static int hook_once(Backward *self, PyObject *node) {

@@ -1,6 +1,5 @@
 /* Backward ranges, which hooks on autograd nodes open and close. */
-#ifndef ANNOT_TORCH_GRAPH_H
-#define ANNOT_TORCH_GRAPH_H
+#pragma once
 
 #include "torch_notes.h"
 
@@ -24,5 +23,3 @@ PyObject *annot_finish(PyObject *calls, PyObject *count);
 extern int annot_runs;
 /* Borrowed reference to the call whose backward range is open on this thread, or NULL. */
 Invocation *annot_open_layer(void);
-
-#endif

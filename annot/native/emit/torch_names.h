@@ -4,8 +4,7 @@
  * headers are not needed: shapes come from the DLPack C exchange API of tensors, everything else from Python attributes.
  * Rare cases (the first call with new shapes, an unknown module, an output other than a plain tensor) call the Python
  * functions. All functions run with the GIL held. */
-#ifndef ANNOT_TORCH_NAMES_H
-#define ANNOT_TORCH_NAMES_H
+#pragma once
 
 #include <Python.h>
 
@@ -62,5 +61,3 @@ PyObject *annot_bind(PyObject *module, PyObject *functions);
 PyObject *annot_bound(const char *name);
 /* Fills annot_its; -1 with an exception set. */
 int annot_look_up(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Calls of modules by thread, and the calls that own the nodes of an autograd graph. */
-#ifndef ANNOT_TORCH_NOTES_H
-#define ANNOT_TORCH_NOTES_H
+#pragma once
 
 #include "client.h"
 
@@ -86,5 +85,3 @@ int annot_prepare_notes(void);
 int annot_add_notes(void);
 /* From now on, keeps the open calls of each greenlet apart. The argument is greenlet.getcurrent. */
 PyObject *annot_watch_greenlets(PyObject *module, PyObject *getcurrent);
-
-#endif

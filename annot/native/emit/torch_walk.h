@@ -1,6 +1,5 @@
 /* The nodes of an autograd graph, with the calls that created them. */
-#ifndef ANNOT_TORCH_WALK_H
-#define ANNOT_TORCH_WALK_H
+#pragma once
 
 #include "torch_notes.h"
 
@@ -15,7 +14,7 @@ typedef struct {
 
 typedef struct {
     Visit *visits;
-    size_t count, capacity;
+    size_t count;
     size_t *seen; /* open addressing: 1 + index in `visits`; 0: free */
     size_t seen_size;
     uint64_t thread; /* creator of the previous node; 0 at first */
@@ -26,5 +25,3 @@ typedef struct {
  * freed in any case. */
 int annot_walk(Walk *walk, PyObject *roots);
 void annot_free_walk(Walk *walk);
-
-#endif

@@ -1,7 +1,6 @@
 /* The file of the recorder: its format, and chunks of records. The mutex must be held, except for `now`, `lost` and the
  * inline functions. */
-#ifndef ANNOT_RECORDER_FILE_H
-#define ANNOT_RECORDER_FILE_H
+#pragma once
 
 #include <limits.h>
 #include <pthread.h>
@@ -87,5 +86,3 @@ static inline void publish(record *r, enum kind kind) { __atomic_store_n(&r->kin
 static inline uint32_t text_records(uint32_t length) { return (length + TEXT_ROOM - 1) / TEXT_ROOM; }
 
 static inline size_t page_up(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
-
-#endif

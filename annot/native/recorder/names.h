@@ -1,6 +1,5 @@
 /* Names of strings, domains, categories and threads. The mutex must be held. */
-#ifndef ANNOT_RECORDER_NAMES_H
-#define ANNOT_RECORDER_NAMES_H
+#pragma once
 
 #include "file.h"
 
@@ -10,5 +9,3 @@ uint32_t find_domain(const char *name, uint32_t length); /* returns 0 if the nam
 /* Returns the id of a string, 1 for other kinds, or 0 when out of memory. */
 uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length);
 void adopt_names(int32_t thread); /* in a forked child: keeps the parent's names */
-
-#endif

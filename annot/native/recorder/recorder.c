@@ -19,7 +19,7 @@
 
 /* ---- names ---- */
 
-static uint32_t text_length(const char *text) {
+__attribute__((noinline)) static uint32_t text_length(const char *text) {
     uint32_t length = (uint32_t)strnlen(text, MAX_TEXT + 1);
     if (length > MAX_TEXT) /* do not cut a UTF-8 character */
         for (length = MAX_TEXT; length > MAX_TEXT - 4 && (text[length] & 0xC0) == 0x80; length--)

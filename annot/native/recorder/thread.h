@@ -1,6 +1,5 @@
 /* Threads, sessions and forks. */
-#ifndef ANNOT_RECORDER_THREAD_H
-#define ANNOT_RECORDER_THREAD_H
+#pragma once
 
 #include "file.h"
 
@@ -73,5 +72,3 @@ static inline record *room(thread *t, uint32_t slots) {
     t->next = r + slots;
     return r;
 }
-
-#endif

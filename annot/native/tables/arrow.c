@@ -31,8 +31,6 @@ struct ArrowArrayStream {
     void *private_data;
 };
 
-/* ---------------------------------------------------------------- columns */
-
 Column *column_new(const char *format, int64_t length, int64_t buffer_count) {
     Column *column = calloc(1, sizeof *column + (size_t)buffer_count * sizeof column->buffers[0]);
     if (column) {
@@ -63,8 +61,6 @@ void column_drop(Column *column) {
         column->release(column->kept);
     free(column);
 }
-
-/* ---------------------------------------------------------------- export */
 
 typedef struct {
     PyObject_HEAD
@@ -151,8 +147,6 @@ PyObject *arrow_array(Column *column) {
         column_drop(column);
     return (PyObject *)self;
 }
-
-/* ---------------------------------------------------------------- import */
 
 /* Bytes per value; 0 for booleans, which take one bit. */
 static size_t width(const char *format) { return format[0] == 'l' ? 8 : format[0] == 'i' ? 4 : 0; }

@@ -2,8 +2,7 @@
  *
  * polars, PyArrow and other Arrow libraries accept the objects of `arrow_array`, and produce objects that `arrow_read`
  * accepts. Layouts: https://arrow.apache.org/docs/format/CDataInterface.html. */
-#ifndef ANNOT_ARROW_H
-#define ANNOT_ARROW_H
+#pragma once
 
 #include <Python.h>
 #include <stdatomic.h>
@@ -63,5 +62,3 @@ static inline const int32_t *ints(const Input *input) { return input->values; }
 
 /* -1 with a ValueError when the lengths differ. */
 int same_lengths(const Input *inputs, int count);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Row numbers start at 0; -1 means "no row". An invalid row number raises ValueError. Times are in nanoseconds. Sums
  * of times wrap around on overflow; the readers keep times between -2^62 and 2^62, where this cannot happen. */
-#ifndef ANNOT_COLUMN_OPS_H
-#define ANNOT_COLUMN_OPS_H
+#pragma once
 
 #include "arrow.h"
 
@@ -60,5 +59,3 @@ static inline uint64_t mix(uint64_t value) {
 
 /* Seed for hash tables with keys from a profile. It is unpredictable, so a profile cannot force collisions. */
 uint64_t hash_seed(void);
-
-#endif

@@ -27,8 +27,6 @@ typedef struct {
     PairTable pages; /* of Page; the pairs are the ids without their low PAGE_BITS, and the process */
 } LaunchTable;
 
-/* ---------------------------------------------------------------- one launch */
-
 static uint64_t flag_of(int64_t id) { return (uint64_t)1 << (id & (PAGE_IDS - 1)); }
 
 /* Position of an id among those of its page. */

@@ -4,8 +4,6 @@
 
 #include <stdlib.h>
 
-/* ---------------------------------------------------------------- crossing */
-
 typedef struct {
     const int32_t *thread, *weight;
     const int64_t *start, *end;
@@ -139,8 +137,6 @@ static PyObject *crossing(PyObject *module, PyObject *args) {
     free_all(inputs, 5);
     return arrow_array(column);
 }
-
-/* ---------------------------------------------------------------- parents */
 
 /* The chain of parents of the previous row serves as the stack of open ranges. */
 static void find_parents(const int32_t *thread, const int64_t *end, int64_t count, int32_t *parent, int32_t *depth) {

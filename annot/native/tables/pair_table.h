@@ -1,6 +1,5 @@
 /* Values of pairs of integers, which get dense ids in order of appearance. */
-#ifndef ANNOT_PAIR_TABLE_H
-#define ANNOT_PAIR_TABLE_H
+#pragma once
 
 #include "column_ops.h"
 
@@ -58,5 +57,3 @@ static inline void *value_of(PairTable *table, int64_t first, int32_t second, si
     char *value = (char *)values + (size_t)id * size;
     return id == count ? memset(value, 0, size) : value;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What module.c registers: each function adds the functions and types of one file to the module. They return -1 with an
  * exception set on failure. */
-#ifndef ANNOT_TABLES_PARTS_H
-#define ANNOT_TABLES_PARTS_H
+#pragma once
 
 #include <Python.h>
 
@@ -13,5 +12,3 @@ int annot_add_process_ranges(PyObject *module); /* process_ranges.c: enclosing, 
 int annot_add_tree(PyObject *module);           /* range_tree.c: Tree */
 int annot_add_launches(PyObject *module);       /* launches.c: LaunchTable */
 int annot_add_busy(PyObject *module);           /* busy_time.c: Busy */
-
-#endif

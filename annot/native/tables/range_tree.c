@@ -77,8 +77,6 @@ static void tree_dealloc(PyObject *object) {
     free_object(object);
 }
 
-/* ---------------------------------------------------------------- lookup */
-
 /* Position of the previous call of a thread. The next call usually starts shortly after it. */
 typedef struct {
     int64_t last;    /* last range with a start up to that of the call; the row before the segment if there is none */

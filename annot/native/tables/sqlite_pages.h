@@ -2,13 +2,10 @@
  *
  * File format: https://sqlite.org/fileformat2.html. The file is not trusted: every offset, count and page number is
  * checked before use, and a table that visits a page twice is rejected. All of this works without the GIL. */
-#ifndef ANNOT_SQLITE_PAGES_H
-#define ANNOT_SQLITE_PAGES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
-
-/* ---------------------------------------------------------------- errors */
 
 typedef enum {
     FINE,
@@ -25,8 +22,6 @@ typedef struct {
 
 /* Stores the first error; always returns -1. */
 int scan_fail(Trouble *trouble, Verdict verdict, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-/* ---------------------------------------------------------------- pages */
 
 /* Bytes that may be read beyond the end of a page or record; their values are unspecified. */
 #define SLACK 16
@@ -83,5 +78,3 @@ static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, 
     }
     return read_long_varint(at, end, value);
 }
-
-#endif

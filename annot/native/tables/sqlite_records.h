@@ -1,6 +1,5 @@
 /* Records of one table: location and values of the selected columns. Works without the GIL. */
-#ifndef ANNOT_SQLITE_RECORDS_H
-#define ANNOT_SQLITE_RECORDS_H
+#pragma once
 
 #include "sqlite_pages.h"
 
@@ -47,5 +46,3 @@ static inline int layout_integer(const Selected *selected, const uint8_t *record
 /* Reads a text column; the length is 0 for NULL. Returns -1 on failure. */
 int layout_text(const Selected *selected, const uint8_t *record, const uint8_t **text, size_t *length,
                 Trouble *trouble);
-
-#endif

@@ -40,8 +40,6 @@ typedef struct {
 
 static PyObject *unsupported = NULL;
 
-/* ---------------------------------------------------------------- one batch, read without the GIL */
-
 static int allocate(Scan *self) {
     size_t rows = (size_t)self->batch_rows;
     for (int i = 0; i < self->output_count; i++) {

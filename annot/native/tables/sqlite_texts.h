@@ -1,6 +1,5 @@
 /* Texts of a table in Arrow's layout. Works without the GIL. */
-#ifndef ANNOT_SQLITE_TEXTS_H
-#define ANNOT_SQLITE_TEXTS_H
+#pragma once
 
 #include "arrow.h"
 
@@ -37,5 +36,3 @@ Column *texts_column(Texts *texts, View *views, int64_t length);
 /* Starts a new arena if the current one is large. */
 void texts_refresh(Texts *texts);
 void texts_free(Texts *texts);
-
-#endif
