@@ -1,7 +1,7 @@
 """Operations on all ranges, launches or kernels: in polars where it is fast, otherwise in C with a Python fallback.
 
-The fallbacks are the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers start
-at 0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
+The fallbacks are the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers
+start at 0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
 """
 
 from __future__ import annotations

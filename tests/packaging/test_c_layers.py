@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"^(?:typedef|static inline|enum).*?^}[^\n]*", re.DOTALL | r
 
 
 def code(path: Path) -> str:
-    """Return a file without comments, strings, attributes and names of directives, except for the lines that include files."""
+    """Return a file without comments, strings, attributes, names of directives, and lines that include files."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return _NO_CODE.sub("", "\n".join(line for line in lines if not line.startswith("#include")))
 
