@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import known
 
 __all__ = ["Calls", "calls_of"]
 

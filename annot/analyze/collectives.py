@@ -21,9 +21,8 @@ from annot.analyze.step_parts import Device, StepInputs, by_device, intervals_of
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_chains import KEY
-from annot.attribution.range_trees import Forest
-from annot.attribution.sequence_numbers import loops
+from annot.attribution.nesting import KEY
+from annot.attribution.range_trees import Forest, loops
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["NOBODY", "Collectives", "collectives_of"]

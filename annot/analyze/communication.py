@@ -14,7 +14,7 @@ import polars as pl
 from annot.analyze.collectives import collectives_of
 from annot.attribution import by_layer
 from annot.attribution.attribute import Attribution
-from annot.attribution.layer_chains import KEY
+from annot.attribution.nesting import KEY
 
 __all__ = ["by_communication"]
 

@@ -18,10 +18,10 @@ from annot.analyze.kernel_kinds import classify
 from annot.analyze.regression_places import Nesting, Times, nesting_of
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_chains import Key
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
+from annot.attribution.nesting import Key
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_spans import step_spans
+from annot.attribution.summary import step_spans
 from annot.labels.tag import COMPILED
 
 __all__ = ["SUBJECTS", "Comparison", "Folds", "Subject", "compare", "is_step_slower", "regressions"]

@@ -20,9 +20,8 @@ from annot.analyze.overlap import exclusive, merged, without
 from annot.analyze.part_names import OTHER
 from annot.analyze.repeated_layers import around_others
 from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, intervals_of
-from annot.attribution.attribute import Attribution
+from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, inside
-from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 from annot.util.weak_keys import once_for_each
 

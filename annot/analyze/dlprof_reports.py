@@ -21,8 +21,8 @@ from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
+from annot.attribution.ingest import BATCH, DATA, EPOCH
 from annot.attribution.layer_tables import of_modules
-from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 
 __all__ = ["by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
 

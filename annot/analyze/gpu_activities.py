@@ -12,10 +12,9 @@ from annot.analyze.idle import DISPATCH_NS, waiting_calls
 from annot.analyze.overlap import merged, within
 from annot.analyze.step_parts import by_device
 from annot.attribution import Attribution
-from annot.attribution.attribute import self_times
+from annot.attribution.attribute import known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.host_times import known
-from annot.attribution.layer_chains import KEY, Nodes
+from annot.attribution.nesting import KEY, Nodes
 from annot.profile import kernels_as_work
 
 __all__ = [

@@ -12,8 +12,7 @@ import polars as pl
 
 from annot.analyze.overlap import merged
 from annot.analyze.step_parts import Device, Intervals, StepInputs, intervals_of, launching
-from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 
 __all__ = ["DISPATCH_NS", "SAME", "idle_calls", "idle_intervals", "waiting_calls"]
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from annot.attribution import UNATTRIBUTED, by_layer
 from annot.attribution.attribute import Attribution
-from annot.attribution.layer_chains import KEY
+from annot.attribution.nesting import KEY
 
 if TYPE_CHECKING:
     from annot.analyze.kernel_name_patterns import Kind

@@ -16,8 +16,7 @@ from annot.analyze.roofline import layer_roofline
 from annot.analyze.tensor_cores import layer_tensor_cores
 from annot.analyze.work import by_layer_with_work
 from annot.attribution import by_layer, column_ops
-from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 
 __all__ = ["by_detail"]
 

@@ -18,8 +18,7 @@ from annot.attribution import UNATTRIBUTED, Attribution, column_ops
 from annot.attribution.attribute import self_times
 from annot.attribution.dense_ids import Numbers
 from annot.attribution.layer_tables import NO_OPERATION, phases_of_nodes
-from annot.attribution.range_trees import Forest
-from annot.attribution.sequence_numbers import inside_engine_range
+from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
 

@@ -9,8 +9,7 @@ import polars as pl
 from annot.analyze.api_calls import calls_of
 from annot.analyze.messages import COLLECTIVE
 from annot.analyze.overlap import cut, exclusive, merged, without
-from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 
 __all__ = ["by_stage"]
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from annot.attribution import Attribution
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_chains import Key
+from annot.attribution.nesting import Key
 
 __all__ = ["Nesting", "Times", "Tree", "nesting_of"]
 

@@ -16,8 +16,7 @@ from annot.analyze.step_parts import WORK, step_inputs
 from annot.analyze.step_time import part_names, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
-from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
 

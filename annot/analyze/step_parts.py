@@ -13,11 +13,10 @@ from annot.analyze.api_calls import Calls, calls_of
 from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.overlap import shares
 from annot.attribution import column_ops
-from annot.attribution.attribute import Attribution
-from annot.attribution.data_workers import worker_processes
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_spans import step_spans
+from annot.attribution.steps import worker_processes
+from annot.attribution.summary import step_spans
 from annot.labels.plain_names import WARM_UP
 
 __all__ = [

@@ -25,8 +25,7 @@ from annot.analyze.step_parts import (
 )
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import column_ops
-from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
+from annot.attribution.attribute import Attribution, known
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["part_names", "shares_of_steps", "step_time", "step_work"]

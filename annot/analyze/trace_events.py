@@ -15,7 +15,7 @@ from annot.analyze.api_calls import Calls
 from annot.analyze.gpu_activities import KEY, attributed_blocks
 from annot.analyze.tracks import Tracks, nested_lanes
 from annot.attribution import Attribution, column_ops
-from annot.attribution.host_times import known
+from annot.attribution.attribute import known
 from annot.attribution.range_trees import Forest
 
 __all__ = ["EVENTS", "Events", "activity_blocks", "range_blocks"]

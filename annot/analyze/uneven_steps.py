@@ -9,7 +9,7 @@ import polars as pl
 from annot.analyze.step_parts import StepInputs
 from annot.analyze.step_time import shares_of_steps
 from annot.attribution.attribute import Attribution
-from annot.attribution.step_spans import step_spans
+from annot.attribution.summary import step_spans
 
 __all__ = ["excess_of_long_steps"]
 
@@ -30,7 +30,7 @@ def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, inputs: 
 
     Example:
         >>> from annot.attribution import attribute
-        >>> from annot.attribution.step_table import by_step
+        >>> from annot.attribution.summary import by_step
         >>> from annot.analyze.step_parts import step_inputs
         >>> from annot.profile import Profile
         >>> empty = attribute(Profile.build({}))

@@ -20,7 +20,7 @@ from annot.analyze.step_parts import step_inputs
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
-from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.attribution.ingest import BATCH, DATA, EPOCH
 from annot.labels.layer_path import named, with_parent
 
 __all__ = ["verdict"]

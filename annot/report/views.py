@@ -15,8 +15,8 @@ from typing import Final, Literal, TypeAlias
 import polars as pl
 
 from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
+from annot.attribution.gpu_time import MEMORY_COLUMNS
 from annot.attribution.layer_tables import of_modules
-from annot.attribution.memory import MEMORY_COLUMNS
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded

@@ -15,7 +15,7 @@ from annot.analyze.advice import Facts
 from annot.analyze.collectives import collectives_of
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.analyze.same_run import Program, difference, program_of
-from annot.attribution.layer_chains import KEY
+from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
 from annot.report.report import Order, Report
 from annot.report.terminal.layout import plain_text

@@ -17,7 +17,7 @@ import polars as pl
 from annot.analyze.peak_sources import GIVEN, default_peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
-from annot.attribution.line_tree import by_line
+from annot.attribution.layer_tables import by_line
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source

@@ -12,7 +12,7 @@ from annot.analyze.messages import COLLECTIVE
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import inside
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.layer_chains import KEY
+from annot.attribution.nesting import KEY
 from annot.report.views import View
 
 __all__ = ["across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time"]

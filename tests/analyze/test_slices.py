@@ -12,11 +12,11 @@ from shared_data import unpacked
 
 from annot.analyze import layer_details, operator_table, step_parts
 from annot.analyze.advice import Facts
-from annot.attribution import attribute, sequence_numbers
+from annot.attribution import attribute, range_trees
 from annot.read.formats import load
 
 layer_work = import_module("annot.analyze.work.layer_work")  # the package has a function of this name
-LIMITS = ((sequence_numbers, "_PART"), (layer_work, "_SLICE"), (layer_details, "_SLICE"), (operator_table, "_SLICE"))
+LIMITS = ((range_trees, "_PART"), (layer_work, "_SLICE"), (layer_details, "_SLICE"), (operator_table, "_SLICE"))
 
 
 def results(path: Path) -> list[Any]:

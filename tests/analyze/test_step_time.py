@@ -21,7 +21,7 @@ from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import step_inputs
 from annot.analyze.step_time import step_time
 from annot.attribution import attribute
-from annot.attribution.step_spans import step_spans
+from annot.attribution.summary import step_spans
 from annot.read.formats import load
 
 KINDS = {GEMM: "kernels", TENSOR: "tensor_cores", ALL_REDUCE: "collectives", "copy": "copies"}

@@ -11,7 +11,7 @@ from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
 from annot.attribution import attribute, by_layer, by_op, summarize
-from annot.attribution.sequence_numbers import forward_rows
+from annot.attribution.range_trees import forward_rows
 from annot.profile import Profile
 from annot.read.formats import load
 

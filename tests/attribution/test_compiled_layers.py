@@ -12,7 +12,7 @@ from tables import Rows
 
 from annot.attribution import Attribution, by_layer
 from annot.attribution.attribute import attribute
-from annot.attribution.line_tree import by_line
+from annot.attribution.layer_tables import by_line
 from annot.labels import tag
 from annot.report.layer_tree import Line, layer_lines
 

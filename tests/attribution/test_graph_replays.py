@@ -14,7 +14,7 @@ from random_inputs import examples
 from tables import check_modules_and_operations
 
 from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.graph_replays import with_captures
+from annot.attribution.graphs import with_captures
 from annot.profile import Profile
 
 SAME = "Such replays keep the layers of their launch."

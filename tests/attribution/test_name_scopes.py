@@ -14,7 +14,7 @@ from tables import ENGINE, Rows
 from annot import correlate
 from annot.attribution import by_layer
 from annot.attribution.attribute import attribute
-from annot.attribution.parsed_labels import parse_labels
+from annot.attribution.ingest import parse_labels
 from annot.labels import tag
 from annot.labels.marks import format_scope, parse_scope
 from annot.labels.name_scopes import Scopes

@@ -12,7 +12,7 @@ from random_inputs import examples
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_step, summarize
-from annot.attribution.process_launches import Innermost
+from annot.attribution.launches import Innermost
 from annot.profile import Profile
 
 OURS: dict[str, Any] = {"kind": "start", "domain": "annot"}

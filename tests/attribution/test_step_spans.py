@@ -16,7 +16,7 @@ from annot.analyze.step_time import step_time
 from annot.analyze.verdict import verdict
 from annot.attribution import attribute, by_step, summarize
 from annot.attribution.attribute import Attribution
-from annot.attribution.step_spans import step_spans
+from annot.attribution.summary import step_spans
 
 
 class Step(NamedTuple):

@@ -10,9 +10,9 @@ from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
 from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.step_patterns import largest_repetitions
-from annot.attribution.step_table import step_statistics
+from annot.attribution.step_sequences import largest_repetitions
 from annot.attribution.steps import step_slice
+from annot.attribution.summary import step_statistics
 
 
 def training(*texts: str, count: int = 5, length: int = 100) -> Rows:

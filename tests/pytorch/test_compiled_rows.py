@@ -19,7 +19,7 @@ import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.analyze.compare import compare  # noqa: E402
 from annot.attribution import by_layer  # noqa: E402
-from annot.attribution.line_tree import by_line  # noqa: E402
+from annot.attribution.layer_tables import by_line  # noqa: E402
 from annot.report.layer_tree import Line, layer_lines  # noqa: E402
 
 pytestmark = pytest.mark.slow

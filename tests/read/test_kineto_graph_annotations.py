@@ -16,7 +16,7 @@ from random_inputs import examples
 
 from annot import load
 from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.graph_replays import with_captures
+from annot.attribution.graphs import with_captures
 from annot.profile import Profile
 
 REPLAY = "replay"

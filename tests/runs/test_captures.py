@@ -18,7 +18,7 @@ from shared_data import shared
 
 import annot
 from annot.attribution import attribute, by_layer, summarize
-from annot.attribution.graph_replays import with_captures
+from annot.attribution.graphs import with_captures
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.runs.gather import Ranks

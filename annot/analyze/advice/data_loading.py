@@ -10,7 +10,7 @@ import polars as pl
 from annot.analyze.advice.facts import Advice, Facts, Loader
 from annot.analyze.device_names import short_time
 from annot.analyze.part_names import GPU_PARTS
-from annot.attribution.data_workers import fetches
+from annot.attribution.steps import fetches
 
 __all__ = ["data_loading"]
 

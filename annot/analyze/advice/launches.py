@@ -9,7 +9,7 @@ import polars as pl
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.part_names import GPU_PARTS
-from annot.attribution.host_times import known
+from annot.attribution.attribute import known
 
 __all__ = ["RULES", "cuda_graphs", "host_bound"]
 

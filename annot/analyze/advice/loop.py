@@ -16,8 +16,8 @@ from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import WORK
 from annot.analyze.uneven_steps import excess_of_long_steps
 from annot.attribution import REASONS, UNATTRIBUTED
-from annot.attribution.host_times import known
-from annot.attribution.step_table import step_statistics
+from annot.attribution.attribute import known
+from annot.attribution.summary import step_statistics
 
 __all__ = ["RULES"]
 

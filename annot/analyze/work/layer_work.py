@@ -10,7 +10,7 @@ import polars as pl
 from annot.analyze.work.formulas import cost, expected
 from annot.analyze.work.operator_calls import Calls, operator_calls
 from annot.attribution import Attribution, by_layer, column_ops
-from annot.attribution.layer_chains import KEY, Key
+from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
 from annot.labels.tag import Tag, parse
 

@@ -9,7 +9,7 @@ import polars as pl
 from annot.analyze.work.call import Work
 from annot.analyze.work.operators import FREE, operator_work
 from annot.attribution import Attribution, column_ops
-from annot.attribution.layer_chains import Key
+from annot.attribution.nesting import Key
 from annot.attribution.range_trees import Forest
 from annot.labels.tag import parse
 

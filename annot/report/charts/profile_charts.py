@@ -12,7 +12,7 @@ from annot.analyze.roofline import layer_roofline
 from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.attribution import Attribution, by_layer, by_step
-from annot.attribution.line_tree import LAYER_PHASES, by_line
+from annot.attribution.layer_tables import LAYER_PHASES, by_line
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.folds import with_groups
 from annot.report.layer_tree import MODEL, row_label

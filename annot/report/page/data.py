@@ -22,8 +22,8 @@ from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
-from annot.attribution.layer_chains import Key
-from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
+from annot.attribution.layer_tables import by_line, line_tree, rows_of_nodes
+from annot.attribution.nesting import Key
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
