@@ -27,7 +27,7 @@ from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.compare import Folds
-    from annot.attribution import Attribution
+    from annot.attribution.attribute import Attribution
 
 __all__ = ["add_arguments", "run"]
 

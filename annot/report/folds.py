@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import Attribution
+from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_line
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED
 from annot.attribution.column_ops import NONE
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import LAYER_PHASES
 from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path

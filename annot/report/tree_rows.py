@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import BATCH, DATA, EPOCH
 from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import COMPILED

@@ -16,8 +16,9 @@ from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.gpu_activities import sums_by_layer
-from annot.analyze.layer_spans import spans
-from annot.attribution import Attribution, attribute, gpu_time
+from annot.analyze.layer_details import spans
+from annot.attribution import gpu_time
+from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.gpu_time import Busy
 
 _PEAK = """
