@@ -1,10 +1,7 @@
-"""Attribute the GPU activities and the host time of a profile to ranges.
+"""Attribution of all host and GPU time of a profile to ranges and layers.
 
-Null host times for profiles without a host clock, such as those of Nsight Compute.
-
-Host time outside any range: with it, the rows of a profile without GPU activity add up to 100 %.
-
-Attribution of all host and GPU time of a profile to ranges and layers.
+Host times are null in profiles without a host clock, such as those of Nsight Compute. With the host time outside any
+range, the rows of a profile without GPU activity add up to 100 %.
 """
 
 from __future__ import annotations
