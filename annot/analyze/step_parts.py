@@ -18,7 +18,7 @@ from annot.attribution.data_workers import worker_processes
 from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_spans import step_spans
-from annot.labels.plain_names import WARM_UP
+from annot.labels.foreign import WARM_UP
 
 __all__ = [
     "COLLECTIVE_NAME",

@@ -2,7 +2,7 @@
 
 The layer of a plain range is the path of the plain ranges around it on its thread: ``train › step # › forward``. Ranges
 of other formats in between are left out of the path. Numbered siblings have one layer (see
-`annot.labels.plain_names.folded`). A range without a phase of its own has the phase of the plain range around it. A
+`annot.labels.foreign.folded`). A range without a phase of its own has the phase of the plain range around it. A
 range named step beside a forward or backward pass is the step of the optimizer.
 """
 
@@ -16,8 +16,8 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.layer_chains import Keys
+from annot.labels.foreign import folded
 from annot.labels.layer_path import INSIDE
-from annot.labels.plain_names import folded
 
 __all__ = ["contained_keys"]
 

@@ -1,4 +1,4 @@
-"""Ranges of layers that FSDP marks with a range at each end (see `annot.labels.fsdp`).
+"""Ranges of layers that FSDP marks with a range at each end (see `annot.labels.foreign`).
 
 A pass of a layer lasts from the start of the first ``pre`` range to the end of the last ``post`` range, on one thread:
 
@@ -16,7 +16,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.labels.fsdp import hooks_of
+from annot.labels.foreign import hooks_of
 
 __all__ = ["hooked_labels", "with_layers"]
 

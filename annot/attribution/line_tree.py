@@ -27,7 +27,7 @@ from annot.attribution.host_times import without_unknown
 from annot.attribution.layer_chains import KEY, Key
 from annot.attribution.layer_tables import by_layer, phases_of_nodes
 from annot.labels import layer_path
-from annot.labels.plain_names import phase_of
+from annot.labels.foreign import phase_of
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["LAYER_PHASES", "LineTree", "by_line", "is_layer", "line_tree", "rows_of_nodes"]

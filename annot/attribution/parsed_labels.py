@@ -10,10 +10,21 @@ from typing import Final
 import polars as pl
 
 from annot.labels import tag
-from annot.labels.foreign import BATCH, DATA, DOMAINS, ENGINE, Label, operation, understand
-from annot.labels.fsdp import is_step, unwrapped
+from annot.labels.foreign import (
+    BATCH,
+    DATA,
+    DOMAINS,
+    ENGINE,
+    Label,
+    is_call,
+    is_step,
+    name_of,
+    operation,
+    phase_of,
+    understand,
+    unwrapped,
+)
 from annot.labels.name_scopes import Scopes, is_operation
-from annot.labels.plain_names import is_call, name_of, phase_of
 
 __all__ = ["BATCH", "DATA", "EPOCH", "NAMELESS", "TENSORFLOW", "parse_labels"]
 

@@ -15,8 +15,7 @@ from annot.attribution.range_trees import Forest
 from annot.attribution.step_optimizers import is_update
 from annot.attribution.step_patterns import NAMES
 from annot.attribution.step_sequences import repetition
-from annot.labels.plain_names import WARM_UP
-from annot.labels.serving import serving_step
+from annot.labels.foreign import WARM_UP, serving_step
 
 __all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "steady_steps", "step_slice", "without_steps"]
 
@@ -29,7 +28,7 @@ SIZES: Final[dict[str, type[pl.DataType]]] = {
     "tokens": pl.Int64,
     "context": pl.Int64,
 }
-"""Kind and size of a step of a serving engine; see `annot.labels.serving.ServingStep`."""
+"""Kind and size of a step of a serving engine; see `annot.labels.foreign.ServingStep`."""
 _SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
 _REPETITION: Final = "the largest pattern of ranges that repeats"

@@ -46,7 +46,7 @@ from annot.attribution.outside_ranges import process_spans
 from annot.attribution.step_spans import step_spans
 from annot.attribution.step_table import by_step, step_statistics
 from annot.attribution.steps import Steps
-from annot.labels.plain_names import WARM_UP
+from annot.labels.foreign import WARM_UP
 
 __all__ = ["summarize"]
 

@@ -19,7 +19,7 @@ from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
-from annot.labels.plain_names import WARM_UP, folded, phase_of
+from annot.labels.foreign import WARM_UP, folded, phase_of
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines, tree_columns
 from annot.report.terminal.table import print_table

@@ -18,7 +18,7 @@ from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, summarize
-from annot.labels.fsdp import hooks_of
+from annot.labels.foreign import hooks_of
 from annot.profile import Profile
 from annot.read.formats import load
 

@@ -26,8 +26,8 @@ from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
+from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
-from annot.labels.serving import serving_engine
 from annot.labels.tag import COMPILED, Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Rule"]
