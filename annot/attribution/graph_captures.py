@@ -17,7 +17,7 @@ from annot.attribution.ingest import IngestedRanges
 from annot.attribution.range_trees import Forest, grow
 from annot.labels.tag import DOMAIN
 from annot.profile import RANGES, Profile
-from annot.read.notes import listed
+from annot.read.text import listed
 
 __all__ = ["COPY", "MEMSET", "Captures", "grow_captured"]
 

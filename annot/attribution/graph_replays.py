@@ -22,7 +22,7 @@ from annot.attribution import column_ops
 from annot.attribution.bit_layout import pair
 from annot.attribution.graph_captures import COPY, MEMSET, Captures
 from annot.profile import Profile
-from annot.read.notes import counted, listed
+from annot.read.text import counted, listed
 
 __all__ = ["has_replays", "with_captures"]
 

@@ -25,7 +25,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import KERNELS, LATEST, LAUNCHES, METRICS, RANGES, Profile
-from annot.read.notes import counted
+from annot.read.text import counted
 
 __all__ = ["NAME", "read", "sniff"]
 

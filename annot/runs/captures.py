@@ -23,7 +23,7 @@ from annot.attribution.graph_replays import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load
-from annot.read.notes import listed
+from annot.read.text import listed
 
 __all__ = ["is_capture", "with_capture_files"]
 

@@ -17,9 +17,9 @@ from shared_data import shared
 from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import nanoseconds, number
 from annot.read.ncu import csv_export
 from annot.read.ncu.csv_export import PUSHED, STARTED, pushed_ranges, started_ranges
+from annot.read.text import nanoseconds, number
 
 DATA = Path(__file__).parents[1] / "data"
 NAMED = '"ID","Process ID","Process Name","Host Name","Kernel Name","Kernel Time","Context","Stream"'

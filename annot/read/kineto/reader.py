@@ -31,7 +31,7 @@ from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.graph_annotations import captured_ranges, origins
 from annot.read.kineto.other_devices import other_devices
 from annot.read.kineto.trace_events import GZIP, TraceFile
-from annot.read.notes import counted, sentences
+from annot.read.text import counted, sentences
 
 __all__ = ["NAME", "read", "sniff"]
 

@@ -24,9 +24,8 @@ from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
-from annot.read.notes import counted
+from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, split_line
 
 __all__ = ["NAME", "PUSHED", "STARTED", "pushed_ranges", "read", "sniff", "started_ranges"]
 

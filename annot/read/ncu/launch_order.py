@@ -17,7 +17,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.profile import KERNELS, LAUNCHES, METRICS, RANGES, Profile
-from annot.read.notes import counted
+from annot.read.text import counted
 
 __all__ = ["DEFAULT_DOMAIN", "DURATIONS", "Launch", "OpenRange", "profile_of"]
 

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import nanoseconds
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
+from annot.read.text import nanoseconds
 from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
 __all__ = ["NAME", "open_envelope", "read", "sniff"]

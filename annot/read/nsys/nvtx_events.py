@@ -11,9 +11,11 @@ import polars as pl
 
 from annot.labels.tag import FINDINGS
 from annot.profile import MARKS, RANGES
-from annot.read.nsys.schema import ROW, Tables, fetch, fetch_blocks, process_of, resolve, with_times
+from annot.read.sqlite import ROW, Tables, resolve, with_times
 
-__all__ = ["FINDINGS_PROCESS", "TABLE", "Names", "as_marks", "as_ranges", "event_blocks"]
+__all__ = [
+    "FINDINGS_PROCESS", "TABLE", "Names", "as_marks", "as_ranges", "event_blocks", "process_of", "read_strings",
+]  # fmt: skip
 
 FINDINGS_PROCESS: Final = 10 * 2**20
 """First of the process ids that annot assigns. Linux process ids are below 4 * 2**20 (PID_MAX_LIMIT)."""
@@ -43,7 +45,7 @@ class Names:
         columns = {name: _COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
         self._named, self._text = pl.DataFrame(schema={"type": pl.Int64}), strings.schema["value"]
         if TABLE in tables.columns:
-            rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
+            rows = tables.scan(TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
             self._named = _resolve_texts(rows, strings).with_columns(pl.col("text").cast(pl.String))
 
     @cached_property
@@ -76,7 +78,7 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
     if TABLE not in tables.columns:
         return
     reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]]) if full else None
-    for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
+    for rows in tables.blocks(TABLE, columns, _TEXTS):
         rows = _resolve_texts(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
         if reals is not None:
             rows = rows.with_columns(_payload(rows, reals))
@@ -111,6 +113,22 @@ def as_marks(events: pl.DataFrame) -> pl.DataFrame:
     """Return the marks with a time and a thread, with the columns `annot.profile.MARKS`."""
     marks = events.filter(pl.col("type") == _MARK).drop_nulls(["start", "thread"])
     return marks.select(name for name in MARKS if name in marks.columns)
+
+
+def read_strings(tables: Tables) -> pl.DataFrame:
+    """Return the table StringIds: "string" (Int64, unique) and "value" (String)."""
+    if not {"id", "value"} <= tables.columns.get("StringIds", frozenset()):
+        return pl.DataFrame(schema={"string": pl.Int64, "value": pl.String})
+    return tables.scan("StringIds", {"string": "id"}, {"value": "value"}).unique("string", keep="first")
+
+
+def process_of(column: str) -> pl.Expr:
+    """Return the process of a globalTid or globalPid, as the column "process".
+
+    The ids are <hardware:8><vm:8><pid:24><tid:24>. The result keeps everything except the tid, because processes on
+    two machines can have the same pid.
+    """
+    return (pl.col(column) & pl.lit(~0xFFFFFF, pl.Int64)).alias("process")
 
 
 def _resolve_texts(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:

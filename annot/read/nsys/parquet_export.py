@@ -24,9 +24,8 @@ import polars as pl
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys.nvtx_events import TABLE as NVTX
-from annot.read.nsys.schema import ACTIVITY, ROW
-from annot.read.nsys.tables import check, read_profile
-from annot.read.sqlite import Among, Columns
+from annot.read.nsys.sqlite_export import check, read_profile
+from annot.read.sqlite import ACTIVITY, NO_COLUMNS, ROW, Among, Columns
 
 __all__ = ["NAME", "read", "read_here", "read_into", "sniff"]
 
@@ -99,7 +98,7 @@ def _failure(child: subprocess.CompletedProcess[bytes]) -> str:
 
 
 class _ParquetTables:
-    """The tables of a folder; see `annot.read.nsys.schema.Tables`."""
+    """The tables of a folder; see `annot.read.sqlite.Tables`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,17 +122,19 @@ class _ParquetTables:
         except _ERRORS as error:
             raise _damaged(file, error) from None
 
-    def scan(self, table: str, integers: Columns, texts: Columns, where_in: Among | None = None) -> pl.DataFrame:
+    def scan(
+        self, table: str, integers: Columns, texts: Columns = NO_COLUMNS, where_in: Among | None = None
+    ) -> pl.DataFrame:
         column, values = where_in or ("", ())
         rows = self._collect(table, {*integers.values(), *texts.values()} | ({column} if column else set()))
         if column:
             rows = rows.filter(_integers(rows[column]).is_in(values))
         return rows.select(
-            *(_integers(rows[column]).alias(name) for name, column in integers.items()),
-            *(_texts(rows[column]).alias(name) for name, column in texts.items()),
+            *(_integers(rows[source]).alias(name) for name, source in integers.items()),
+            *(_texts(rows[source]).alias(name) for name, source in texts.items()),
         )
 
-    def blocks(self, table: str, integers: Columns, texts: Columns) -> Iterator[pl.DataFrame]:
+    def blocks(self, table: str, integers: Columns, texts: Columns = NO_COLUMNS) -> Iterator[pl.DataFrame]:
         rows = self.scan(table, integers, texts)
         if rows.height:
             yield rows
@@ -162,11 +163,14 @@ class _ParquetTables:
         return rows.select(_texts(rows[column])) if rows[column].dtype in _TEXTS else rows
 
     def _collect(self, table: str, columns: Set[str], limit: int | None = None) -> pl.DataFrame:
+        if table not in self.columns:
+            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
         file = self._folder / f"{table}{_SUFFIX}"
         lazy = pl.scan_parquet(file, glob=False)
         if ROW not in self.columns[table]:
             lazy = lazy.with_row_index(ROW, 1)
-        lazy = lazy.select(sorted(columns))
+        absent = columns - self.columns[table] - {ROW}
+        lazy = lazy.with_columns(pl.lit(None).alias(name) for name in absent).select(sorted(columns))
         try:
             return (lazy if limit is None else lazy.head(limit)).collect()
         except _ERRORS as error:

@@ -22,8 +22,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, METRICS, RANGES, Profile, Schema
-from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
-from annot.read.notes import counted, sentences
+from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, sentences, split_line
 
 __all__ = ["NAME", "read", "sniff"]
 

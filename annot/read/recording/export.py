@@ -24,10 +24,10 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import Profile, conform
-from annot.read.notes import counted, sentences
 from annot.read.nsys import sqlite_export
 from annot.read.recording.events import MARK, Tally, read_events
 from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
+from annot.read.text import counted, sentences
 
 __all__ = ["NAME", "Recording", "assemble", "read", "sniff"]
 

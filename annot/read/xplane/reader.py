@@ -39,7 +39,7 @@ from annot.labels import tag
 from annot.labels.marks import SCOPES_FILE
 from annot.labels.name_scopes import Scopes
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
-from annot.read.notes import sentences
+from annot.read.text import sentences
 from annot.read.xplane.device import Activities, read_device
 from annot.read.xplane.host import Host
 from annot.read.xplane.plane import Instructions, Plane, decode, messages
