@@ -55,8 +55,8 @@ _FOLDER: Final = rb"\Z"
 _SQLITE: Final = rb"SQLite format 3\0"
 _TEXT_START: Final = rb"(?:\xef\xbb\xbf)?\s*"
 _READERS: Final = {
-    "nvprof.sqlite_file": _SQLITE,
     "nsys.sqlite_export": _SQLITE,
+    "nvprof.sqlite_file": _SQLITE,
     "nsys.nsys_rep": rb"NVIDIA Tegra Profiler Report ",
     "nsys.parquet_export": _FOLDER,
     "recording.export": _FOLDER,
@@ -68,7 +68,7 @@ _READERS: Final = {
     "xplane.reader": _FOLDER + rb"|\n",
 }
 """Modules of `annot.read`, and the first bytes of their files. They are imported one after another until one recognizes
-the file. Nsight's reader recognizes every SQLite file, so that nvprof's comes first."""
+the file."""
 
 # Common files that are not profiles: their first bytes and the error message.
 _OTHER_FILES: Final = (

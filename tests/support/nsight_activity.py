@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.read.nsys.nvtx_events import process_of, read_strings
+from annot.read.nsys.sqlite_export import process_of, read_strings
 from annot.read.sqlite import MAGIC, ROW, Database, check_columns, open_database, resolve
 
 __all__ = ["Activity", "read_activity"]

@@ -1,42 +1,32 @@
 """Collect trace events as columns, so that an event stays in memory only as long as its block.
 
+The arguments of many events are decoded at once. Times are microseconds as integers, floats or decimals, converted to
+exact nanoseconds.
+
 PyTorch releases of 2021 write the categories as "Kernel", "Runtime", "Memcpy" and so on, and the key "external id" in
 lower case.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from annot.read.kineto.event_args import (
-    ACTIVITY_ARGS,
-    CALL_ARGS,
-    LAUNCH_ARGS,
-    MESSAGE_ARGS,
-    MODULE_ARGS,
-    RANGE_ARGS,
-    Details,
-    annotation_of,
-    argument_columns,
-    decoded,
-    integer,
-    integers,
-    text_of,
-)
-from annot.read.kineto.event_times import LONGEST, in_nanoseconds, microseconds
-from annot.read.kineto.messages import MESSAGE
-from annot.read.kineto.module_sources import MODULE, ModuleSources
-from annot.read.kineto.operator_calls import VIEWS
+from annot.read.kineto.flows import MODULE, ModuleSources
+from annot.read.kineto.operator_calls import MESSAGE, VIEWS, call_text, message_text
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns"]
+__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError", "annotation"]
 
 OPERATOR: Final = 0
 MIXED: Final = 1
@@ -331,3 +321,249 @@ class _Threads(dict[Any, _Ids]):
     def __missing__(self, key: int | str | None) -> _Ids:
         threads = self[key] = _Ids(self._processes[key] << 24)
         return threads
+
+
+_NO_TEXT: Final = msgspec.Raw(b"")
+"""Arguments that `Details` leaves undecoded. All others are integers."""
+
+
+class _RangeArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    sequence: int | None = msgspec.field(name="Sequence number", default=None)
+    forward: int | None = msgspec.field(name="Fwd thread id", default=None)
+
+
+class _CallArgs(_RangeArgs, gc=False):
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
+
+    def call(self, operator: str) -> tuple[Any, ...] | None:
+        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
+        return (call_text, operator, *map(bytes, (self.dims, self.types, self.values))) if len(self.dims) else None
+
+
+class _MessageArgs(_RangeArgs, gc=False):
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NO_TEXT)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NO_TEXT)
+    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NO_TEXT)
+    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NO_TEXT)
+    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NO_TEXT)
+    dtype: msgspec.Raw = _NO_TEXT
+
+    def call(self, _: str) -> tuple[Any, ...] | None:
+        """The same for the message of a collective."""
+        fields = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
+        return (message_text, *map(bytes, fields)) if len(self.collective) else None
+
+
+class _ModuleArgs(msgspec.Struct, gc=False):
+    python: int | None = msgspec.field(name="Python id", default=None)
+
+
+class _LaunchArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    correlation: int | None = None
+    kernel: msgspec.Raw = _NO_TEXT
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+
+
+class _ActivityArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    device: int | None = None
+    stream: int | None = None
+    correlation: int | None = None
+    bytes: int | None = None
+    external_lower_case: int | None = msgspec.field(name="external id", default=None)
+    node: int | None = msgspec.field(name="graph node id", default=None)
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
+    name: msgspec.Raw = _NO_TEXT
+    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
+    annotation: msgspec.Raw = _NO_TEXT
+
+
+_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
+
+
+class Details:
+    """Decode the arguments of many events at once, or one by one if some have unexpected types."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        self._kind = kind
+        fields = msgspec.structs.fields(kind)
+        self.keys = {field.name: field.encode_name for field in fields if field.type is not msgspec.Raw}
+        self.texts = {field.name for field in fields if field.type is msgspec.Raw}
+        self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
+
+    def of(self, events: Sequence[Event]) -> list[Any]:
+        """Return the arguments of events, or raise MsgspecError if one has an unexpected type."""
+        return self._all.decode(b"[" + b",".join([event.args for event in events]) + b"]")
+
+    def of_one(self, text: msgspec.Raw) -> tuple[Any, bool]:
+        """Return the arguments, None if their type is unexpected, and whether all types were expected."""
+        try:
+            return msgspec.json.decode(text, type=self._kind, strict=False), True
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            given = decoded(text)
+        if not isinstance(given, dict):
+            return self._kind(), given is None
+        values = {name: integer(given.get(key)) for name, key in self.keys.items()}
+        valid = all((values[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
+        return self._kind(**values), valid
+
+
+RANGE_ARGS: Final = Details(_RangeArgs)
+MESSAGE_ARGS: Final = Details(_MessageArgs)
+CALL_ARGS: Final = Details(_CallArgs)
+MODULE_ARGS: Final = Details(_ModuleArgs)
+LAUNCH_ARGS: Final = Details(_LaunchArgs)
+ACTIVITY_ARGS: Final = Details(_ActivityArgs)
+
+
+def argument_columns(details: Details, args: Sequence[Any]) -> dict[str, pl.Series]:
+    """Return the integer arguments of events as columns."""
+    return {name: integers(list(map(attrgetter(name), args))) for name in details.keys}
+
+
+def text_of(value: msgspec.Raw) -> str | None:
+    """Return the text in a JSON value; None: it is absent or no text."""
+    text = decoded(value) if bytes(value) else None
+    return text if isinstance(text, str) else None
+
+
+def annotation_of(args: _ActivityArgs) -> tuple[str, str] | None:
+    """Return text and role of the annotation of a graph node, None without one."""
+    return annotation({key: text_of(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
+
+
+def integers(values: Sequence[int | None]) -> pl.Series:
+    """Return 64-bit integers. Greater integers become null."""
+    return pl.Series(values, dtype=pl.Int64, strict=False)
+
+
+def integer(value: object) -> int | None:
+    """Return an integer or a text with one; None: another value."""
+    try:
+        return msgspec.convert(value, int | None, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+def decoded(text: msgspec.Raw) -> Any:
+    """Return the value of JSON text, None if it is invalid."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+# Layers of replayed graph nodes, which `torch.profiler` writes with ``cuda_graph_annotations`` into a trace. An
+# annotated activity has ``graph node id`` and the layer: ``module_fqn`` has the path of a module (torchtitan), ``name``
+# or ``str`` (PyTorch 2.13) the text of `mark_kernels`. Inductor marks with paths that begin with Dynamo's name
+# of the model, ``L.``, and joins those of a fused kernel with `` + ``. The CUPTI monitor of PyTorch writes all
+# annotations of a node as JSON into ``annotation``.
+_MODEL: Final = "L."
+_FUSED: Final = " + "
+
+
+def annotation(args: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return text and role of the annotation in the arguments of a graph node, or None.
+
+    Example:
+        >>> annotation({"module_fqn": "layers.0.mlp"}), annotation({"name": "loss"})
+        (('layers.0.mlp', 'module'), ('loss', 'annotation'))
+        >>> annotation({"str": "L.layers.0.norm + L.layers.0.mlp"})
+        ('layers.0.norm+layers.0.mlp', 'module')
+        >>> annotation({"annotation": '[{"str": "L.layers.0.mlp"}]'})
+        ('layers.0.mlp', 'module')
+    """
+    module, text = (args.get(key) for key in ("module_fqn", "annotation"))
+    if module and isinstance(module, str):
+        return module, "module"
+    name = args.get("name") or args.get("str")
+    if name and isinstance(name, str):
+        return _marked(name)
+    return _listed(text) if text and isinstance(text, str) else None
+
+
+def _marked(text: str) -> tuple[str, str]:
+    """Return text and role for a text of `mark_kernels`, which is a path of modules if Inductor wrote it."""
+    paths = text.split(_FUSED)
+    if all(path.startswith(_MODEL) and len(path) > len(_MODEL) for path in paths):
+        return "+".join(path.removeprefix(_MODEL) for path in paths), "module"
+    return text, "annotation"
+
+
+def _listed(text: str) -> tuple[str, str] | None:
+    """Return text and role for a list of annotations as JSON, of which later ones replace earlier ones, or a text."""
+    try:
+        annotations = json.loads(text)
+    except (ValueError, RecursionError):
+        return text, "annotation"
+    args: dict[str, Any] = {}
+    for entry in annotations if isinstance(annotations, list) else [annotations]:
+        args |= entry if isinstance(entry, dict) else {"name": entry}
+    return annotation({key: value for key, value in args.items() if key != "annotation"})
+
+
+_EARLIEST, _LATEST, LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
+"""Limits of start time and duration in microseconds. Two times in a file differ by less than 2^62 ns."""
+_COARSE: Final = float(1 << 43)
+"""Smallest time in microseconds at which a float is not exact to the nanosecond."""
+
+
+class InexactTimesError(Exception):
+    """The times of the events are floats that are too large to be exact to the nanosecond."""
+
+
+def microseconds(
+    values: Sequence[int | float | Decimal | None], least: int = _EARLIEST, most: int = _LATEST
+) -> pl.Series:
+    """Return times in microseconds as floats or integers, and decimals in nanoseconds as Int128.
+
+    Values that are not numbers between `least` and `most` are null.
+    """
+    kinds = set(map(type, values))
+    if Decimal in kinds:
+        return pl.Series([_exact(value, least, most) for value in values], dtype=pl.Int128)
+    # polars converts an integer that is too large to null, or to infinity in a float column.
+    times = pl.Series(values, dtype=pl.Float64 if float in kinds else pl.Int64, strict=False)
+    fits = times.is_between(least, most)  # polars orders NaN above all numbers
+    if not fits.all():
+        times = pl.select(pl.when(fits).then(times)).to_series()
+    farthest = max((abs(end) for end in (times.min(), times.max()) if isinstance(end, (int, float))), default=0)
+    if farthest >= _COARSE and float in kinds:
+        raise InexactTimesError
+    return times
+
+
+def in_nanoseconds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return events with `start`, and `end` in place of `length`, in ns."""
+    start = _nanoseconds("start", frame.schema["start"])
+    if "length" not in frame.columns:
+        return frame.with_columns(start)
+    end = start + _nanoseconds("length", frame.schema["length"])
+    return frame.with_columns(start, end.alias("end")).drop("length")
+
+
+def _nanoseconds(name: str, dtype: pl.DataType) -> pl.Expr:
+    """Return a column of `microseconds` in ns. Floats up to 2^43 µs are exact to the nanosecond."""
+    time = pl.col(name)
+    if dtype == pl.Int128:
+        return time.cast(pl.Int64)
+    if dtype == pl.Int64:
+        return time * 1000
+    # Integer and fraction are converted separately: 1000 times a float of this size is not exact.
+    whole = time.cast(pl.Int64)
+    return whole * 1000 + ((time - whole) * 1000).round().cast(pl.Int64)
+
+
+def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
+    if value is None or not math.isfinite(value) or not least <= value <= most:
+        return None
+    if isinstance(value, float) and abs(value) >= _COARSE:
+        raise InexactTimesError
+    return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)

@@ -14,6 +14,7 @@ import codecs
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -24,12 +25,9 @@ import polars as pl
 from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
-from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
-from annot.read.kineto.columns import ANNOTATION, MIXED, Columns
-from annot.read.kineto.event_times import InexactTimesError
+from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, ROLES, Profile, Schema, conform, pick, pinned_memory
+from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts
-from annot.read.kineto.graph_annotations import captured_ranges, origins
-from annot.read.kineto.other_devices import other_devices
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.text import counted, sentences
 
@@ -352,3 +350,55 @@ def _untimed(ranges: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.DataFrame
         "cannot match them."
     )
     return kernels, notes
+
+
+# The ranges are before all events of a trace, on a thread that other captures do not use.
+_THREAD: Final = pl.lit(-(1 << 62), pl.Int64)
+_BEGIN: Final = -2 * pl.col("layer").cast(pl.Int64) - 2
+
+
+def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
+    """Return the range of each annotation of graph nodes, as if another profile captured the graph there.
+
+    `layers` has text and role.
+    """
+    ranges = layers.with_row_index("layer").select(
+        "text", "role", id=_BEGIN, process=_THREAD, thread=_THREAD, start=_BEGIN, end=_BEGIN + 1, kind=pl.lit("push")
+    )
+    return conform(ranges, RANGES)
+
+
+def origins(activities: pl.DataFrame) -> pl.DataFrame:
+    """Return GPU activities with the ranges of their annotations as origins. `layer` is the row of an annotation."""
+    annotated, origin = pl.when(pl.col("layer") >= 0), (("origin_thread", _THREAD), ("origin_start", _BEGIN))
+    return activities.with_columns(annotated.then(value).otherwise(name).alias(name) for name, value in origin)
+
+
+# Kineto names categories after devices: ``mtia_runtime``, ``mtia_ccp_events``, ``hpu_op``, ``privateuse1_driver``
+# (libkineto's ActivityType). Kernels and copies of any device that are in the general categories ``kernel``,
+# ``gpu_memcpy`` and ``gpu_memset`` are GPU activities.
+_RUNTIME: Final = re.compile(r"(\w+)_(?:runtime|driver)")
+_SUPPORTED: Final = frozenset({"cuda", "cu", "hip", "roctracer"})
+_KNOWN: Final = frozenset({"gcu", "hpu", "ipu", "mlu", "mtia", "musa", "npu", "xla", "xpu"})
+_NAMES: Final = {"privateuse1": "PrivateUse1", "glow": "Glow"}
+
+
+def other_devices(unsupported: Mapping[str, int], runtimes: Iterable[str]) -> dict[str, int]:
+    """Return the number of events that annot skipped of each device, most first.
+
+    Args:
+        unsupported: number of events of the categories that annot skipped.
+        runtimes: categories of the calls of runtimes and drivers. They name devices, too.
+
+    Example:
+        >>> other_devices({"mtia_ccp_events": 7, "hpu_op": 2, "my_category": 1}, ["mtia_runtime", "cuda_runtime"])
+        {'MTIA': 7, 'HPU': 2}
+    """
+    named = {match[1] for category in runtimes if (match := _RUNTIME.fullmatch(category.lower()))}
+    devices = (named | _KNOWN) - _SUPPORTED
+    counts: Counter[str] = Counter()
+    for category, count in unsupported.items():
+        device = category.lower().partition("_")[0]
+        if device in devices:
+            counts[_NAMES.get(device, device.upper())] += count
+    return dict(counts.most_common())

@@ -23,7 +23,6 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.nsys.nvtx_events import TABLE as NVTX
 from annot.read.nsys.sqlite_export import check, read_profile
 from annot.read.sqlite import ACTIVITY, NO_COLUMNS, ROW, Among, Columns
 
@@ -32,7 +31,7 @@ __all__ = ["NAME", "read", "read_here", "read_into", "sniff"]
 NAME: Final = "nsys_parquet"
 
 _SUFFIX: Final = ".parquet"
-_TYPICAL_FILES: Final = (NVTX + _SUFFIX, "StringIds" + _SUFFIX, "META_DATA_EXPORT" + _SUFFIX, f"{ACTIVITY}*{_SUFFIX}")
+_TYPICAL_TABLES: Final = ("NVTX_EVENTS", "StringIds", "META_DATA_EXPORT", f"{ACTIVITY}*")
 _ERRORS: Final = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 _TABLES: Final = ("ranges", "marks", "launches", "kernels", "copies")
 _META: Final = "meta.json"
@@ -52,7 +51,7 @@ _ROWS: Final = 1 << 20
 
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether this is a folder with tables of Nsight Systems; see `annot.read.formats.Reader`."""
-    return path.is_dir() and any(True for pattern in _TYPICAL_FILES for _ in path.glob(pattern))
+    return path.is_dir() and any(True for table in _TYPICAL_TABLES for _ in path.glob(table + _SUFFIX))
 
 
 def read(path: Path) -> Profile:
