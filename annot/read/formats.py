@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
@@ -22,6 +23,8 @@ from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
 __all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
+
+T = TypeVar("T")
 
 _HEAD: Final = 65536
 
@@ -107,8 +110,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         annot.errors.AnnotError: no-such-file.sqlite does not exist
     """
     path = Path(path)
-    tell(f"reading {path.name}")
-    return reader_of(path).read(path)
+    return _opened(path, lambda reader: reader.read(path))
 
 
 def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
@@ -124,10 +126,18 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
         AnnotError: as for `load`. It can also occur later, while blocks are read.
     """
     path = Path(path)
+    return _opened(
+        path, lambda reader: reader.stream(path, calls=calls) if hasattr(reader, "stream") else reader.read(path)
+    )
+
+
+def _opened(path: Path, read: Callable[[Reader], T]) -> T:
     tell(f"reading {path.name}")
     reader = reader_of(path)
-    stream = getattr(reader, "stream", None)
-    return stream(path, calls=calls) if stream else reader.read(path)
+    try:
+        return read(reader)
+    except OSError as error:
+        raise AnnotError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
 class _Isolated:

@@ -24,11 +24,12 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.native import tables
-from annot.profile import LATEST
+from annot.profile import LATEST, pinned_memory
 from annot.util.progress import has_listener, tell
 
 __all__ = [
     "ACTIVITY",
+    "COPY_COLUMNS",
     "MAGIC",
     "NO_COLUMNS",
     "ROW",
@@ -39,6 +40,7 @@ __all__ = [
     "check_columns",
     "open_database",
     "resolve",
+    "with_copy_kinds",
     "with_times",
 ]
 
@@ -46,6 +48,15 @@ MAGIC: Final = b"SQLite format 3\x00"
 
 ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
 """Prefix of the tables with CUDA activity in files of Nsight Systems and nvprof."""
+
+COPY_COLUMNS: Final = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
+"""Columns of copies, for `with_copy_kinds`."""
+
+_COPY_KINDS: Final = {
+    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
+    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
+}  # fmt: skip
+"""CUpti_ActivityMemcpyKind, and the kinds that Nsight Systems adds."""
 
 ROW: Final = "rowid"
 """Name of the row number among the columns of a table."""
@@ -368,3 +379,10 @@ def with_times(rows: pl.DataFrame, noun: str, notes: Counter[str], *, open_ends:
     kept = rows.filter(usable)
     notes[f"annot skipped {{{noun}}} without valid start and end times."] += rows.height - kept.height
     return kept
+
+
+def with_copy_kinds(rows: pl.DataFrame, pageable: int, pinned: int) -> pl.DataFrame:
+    """Add kind and pinned, as in `annot.profile.COPIES`. The numbers are those of pageable and pinned host memory."""
+    kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
+    memory = (pl.any_horizontal(pl.col("source", "target") == number) for number in (pageable, pinned))
+    return rows.with_columns(kind.alias("kind"), pinned_memory(*memory))

@@ -17,8 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from annot.errors import AnnotError
-
 __all__ = ["counted", "decoded", "integer", "listed", "nanoseconds", "number", "read_text", "sentences", "split_line"]
 
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -38,10 +36,7 @@ _MOST_NAMED: Final = 3
 
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8 or UTF-16, with line feeds as line ends."""
-    try:
-        return decoded(path.read_bytes())
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+    return decoded(path.read_bytes())
 
 
 def decoded(data: bytes) -> str:

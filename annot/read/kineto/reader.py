@@ -15,7 +15,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -25,7 +24,7 @@ import polars as pl
 from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
-from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, ROLES, Profile, Schema, conform, pick, pinned_memory
+from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.trace_events import GZIP, TraceFile
@@ -104,15 +103,15 @@ def _read(path: Path, exact: bool) -> Profile:
         meta["other_devices"] = others
     if sources := columns.sources.by_class() | meta.get("sources", {}):
         meta["sources"] = sources
-    profile = Profile.build(
+    return Profile.build(
         meta,
         ranges=ranges,
         launches=_named(launches, LAUNCHES),
         kernels=_named(kernels, KERNELS),
         copies=_copies(copies),
         metrics=metrics,
+        captured=captured_ranges(columns.layers),
     )
-    return replace(profile, captured=captured_ranges(columns.layers))
 
 
 def _base(top: dict[str, Any]) -> int:
@@ -362,10 +361,9 @@ def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
 
     `layers` has text and role.
     """
-    ranges = layers.with_row_index("layer").select(
+    return layers.with_row_index("layer").select(
         "text", "role", id=_BEGIN, process=_THREAD, thread=_THREAD, start=_BEGIN, end=_BEGIN + 1, kind=pl.lit("push")
     )
-    return conform(ranges, RANGES)
 
 
 def origins(activities: pl.DataFrame) -> pl.DataFrame:

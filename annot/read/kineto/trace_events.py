@@ -245,14 +245,11 @@ class _Bytes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._file = path.open("rb")
-            packed = self._file.read(2) == GZIP
-            self._file.seek(0, 2)
-            self._limit = max(_FREE, _RATIO * self._file.tell()) if packed else None
-            self._file.seek(0)
-        except OSError as error:
-            raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._file = path.open("rb")
+        packed = self._file.read(2) == GZIP
+        self._file.seek(0, 2)
+        self._limit = max(_FREE, _RATIO * self._file.tell()) if packed else None
+        self._file.seek(0)
         self._unpacked = gzip.GzipFile(fileobj=self._file) if packed else self._file
         # The text is between `_position` and `_end`. There is always a processed byte before it, for `as_list`.
         self._buffer = bytearray(1)

@@ -151,8 +151,6 @@ def open_envelope(path: Path) -> _Envelope:
         raise AnnotError(
             f"{path} is a report of Nsight Compute, which requires protobuf: pip install 'annot[ncu]'"
         ) from None
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise AnnotError(f"{path} is a truncated or damaged report of Nsight Compute: {error}") from None
 

@@ -29,10 +29,21 @@ from annot.profile import (
     copies_as_work,
     kernels_as_work,
     pick_all,
-    pinned_memory,
 )
 from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta
-from annot.read.sqlite import ACTIVITY, MAGIC, ROW, Database, Tables, check_columns, open_database, resolve, with_times
+from annot.read.sqlite import (
+    ACTIVITY,
+    COPY_COLUMNS,
+    MAGIC,
+    ROW,
+    Database,
+    Tables,
+    check_columns,
+    open_database,
+    resolve,
+    with_copy_kinds,
+    with_times,
+)
 from annot.read.text import sentences
 
 __all__ = [
@@ -76,12 +87,6 @@ _GPU_COLUMNS: Final = {
     "start": "start", "end": "end", "correlation": "correlationId", "pid": "globalPid", "device": "deviceId",
     "stream": "streamId", "node": "graphNodeId",
 }  # fmt: skip
-
-_COPY_KINDS: Final = {
-    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
-    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
-}  # fmt: skip
-
 
 _HOST_MEMORY: Final = (0, 1)
 """Pageable and pinned in ENUM_CUDA_MEM_KIND, whose numbers are not those of CUPTI."""
@@ -248,11 +253,8 @@ class Export:
     def copies(self, tables: Tables) -> Iterator[pl.DataFrame]:
         """Yield copies and memsets."""
         notes = self._counter("copies")
-        kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String).alias("kind")
-        more = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
-        pinned = pinned_memory(*(pl.any_horizontal(pl.col("source", "target") == number) for number in _HOST_MEMORY))
-        for rows in self._activities(tables, _MEMCPY, "copy", notes, **more):
-            yield rows.with_columns(kind, pinned)
+        for rows in self._activities(tables, _MEMCPY, "copy", notes, **COPY_COLUMNS):
+            yield with_copy_kinds(rows, *_HOST_MEMORY)
         for rows in self._activities(tables, _MEMSET, "memset", notes, bytes="bytes"):
             yield rows.with_columns(pl.lit("memset").alias("kind"))
 

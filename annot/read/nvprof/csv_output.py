@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-import polars as pl
-
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, METRICS, RANGES, Profile, Schema
+from annot.profile import Profile
 from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, sentences, split_line
 
 __all__ = ["NAME", "read", "sniff"]
@@ -247,16 +245,15 @@ class _Tables:
 
     def profile(self, meta: dict[str, Any]) -> Profile:
         """Return the profile."""
-        tables: dict[str, tuple[list[dict[str, Any]], Schema]] = {
-            "ranges": (self._ranges, RANGES),
-            "marks": (self._marks, MARKS),
-            "launches": (self.launches, LAUNCHES),
-            "kernels": (self.kernels, KERNELS),
-            "copies": (self.copies, COPIES),
-            "metrics": (self._metrics, METRICS),
-        }
-        frames = {name: pl.DataFrame(rows, schema, orient="row") for name, (rows, schema) in tables.items()}
-        return Profile.build(meta, **frames)
+        return Profile.build(
+            meta,
+            ranges=self._ranges,
+            marks=self._marks,
+            launches=self.launches,
+            kernels=self.kernels,
+            copies=self.copies,
+            metrics=self._metrics,
+        )
 
 
 def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | None]:

@@ -16,8 +16,19 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all, pinned_memory
-from annot.read.sqlite import ACTIVITY, MAGIC, Columns, Database, check_columns, open_database, resolve, with_times
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all
+from annot.read.sqlite import (
+    ACTIVITY,
+    COPY_COLUMNS,
+    MAGIC,
+    Columns,
+    Database,
+    check_columns,
+    open_database,
+    resolve,
+    with_copy_kinds,
+    with_times,
+)
 from annot.read.text import sentences
 
 __all__ = ["NAME", "read", "sniff"]
@@ -39,9 +50,6 @@ _INSTANT, _START, _END = 1, 2, 4  # CUpti_ActivityFlag of a marker
 _OF_PROCESS: Final = 1  # CUPTI_ACTIVITY_OBJECT_PROCESS: a start/end range; push/pop ranges belong to a thread
 _ARGB: Final = 2  # CUPTI_ACTIVITY_FLAG_MARKER_COLOR_ARGB: the color is set
 
-_COPY_KINDS: Final = {
-    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
-}  # fmt: skip
 _HOST_MEMORY: Final = (1, 2)
 """Pageable and pinned in CUpti_ActivityMemoryKind."""
 _RUNTIME: Final = {
@@ -136,11 +144,8 @@ def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> 
 
 
 def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
-    kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
-    pinned = pinned_memory(*(pl.any_horizontal(pl.col("source", "target") == number) for number in _HOST_MEMORY))
     for table in _COPIES:
-        more = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
-        yield _activities(database, table, "copy", notes, **more).with_columns(kind.alias("kind"), pinned)
+        yield with_copy_kinds(_activities(database, table, "copy", notes, **COPY_COLUMNS), *_HOST_MEMORY)
     yield _activities(database, "MEMSET", "copy", notes, bytes="bytes").with_columns(kind=pl.lit("memset"))
 
 

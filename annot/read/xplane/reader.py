@@ -115,8 +115,6 @@ def _parsed(path: Path) -> Any:
         raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
     except ValueError:
         raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _profile(path: Path, space: Any) -> Profile:
@@ -172,10 +170,7 @@ def _scope_texts(path: Path) -> list[str]:
     for folder in [*path.absolute().parents][:4]:
         file = folder / SCOPES_FILE
         if file.is_file():
-            try:
-                return file.read_text("utf-8", errors="replace").splitlines()
-            except OSError as error:
-                raise AnnotError(f"{file} cannot be read: {error.strerror}") from None
+            return file.read_text("utf-8", errors="replace").splitlines()
     return []
 
 
