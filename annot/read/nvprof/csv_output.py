@@ -64,7 +64,7 @@ def read(path: Path) -> Profile:
     """Read the output of nvprof; see `annot.read.formats.Reader`."""
     notes: list[str] = []
     tables = _Tables()
-    sections = list(_sections(read_text(path), notes))
+    sections = _sections(read_text(path), notes)
     traced = {section.process for section in sections if section.kind == "trace"}
     for section in sorted(sections, key=lambda section: _ORDER[section.kind]):
         if section.kind == "trace":
@@ -303,8 +303,9 @@ def _kind_of(line: str) -> Kind | None:
     return "counter trace" if names >= {"Device", "Stream", "Kernel"} else None
 
 
-def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
-    """Yield the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
+def _sections(text: str, notes: list[str]) -> list[_Section]:
+    """Return the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
+    sections: list[_Section] = []
     section: _Section | None = None
     process, device, api, nvtx = 0, "", False, False
     delimiter, cut = ",", 0
@@ -318,22 +319,17 @@ def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
                 api, nvtx, device = message.startswith("API"), message.startswith("NVTX"), ""
             if message.startswith(("Warning:", "Error:")):
                 warned[message] = None
-            if section:
-                yield section
             section = None
-            continue
-        if kind := _kind_of(line):
-            if section:
-                yield section
+        elif kind := _kind_of(line):
             delimiter = "\t" if "\t" in line else ","
             section = _Section(kind, process, split_line(line, delimiter), device, api, nvtx)
+            sections.append(section)
         elif section:
             cut += not _add(section, line, delimiter)
-    if section:
-        yield section
     notes += [f"nvprof printed: {message}" for message in list(warned)[:8]]
     if cut:
         notes.append(f"annot skipped {counted(cut, 'line')}, truncated or from another program.")
+    return sections
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from annot.labels import tag
 from annot.labels.name_scopes import Scopes, is_operation
-from annot.profile import LATEST
 from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 from annot.read.xplane.ranges import Event, Kind
 
@@ -45,13 +44,13 @@ class Host:
         self.events: list[list[Event]] = []  # of each thread, unordered
         self.launches: dict[str, list[Any]] = {"thread": [], "start": [], "end": [], "correlation": [], "name": []}
         self.steps = 0  # number of training steps
-        self.invalid = 0  # number of events with times out of range
 
     def read(self, plane: Plane) -> None:
         """Add the events of a host plane."""
         stat_names = plane.stat_names(_STATS)
-        user = {number: self._kind(name, runtime=False) for number, name in plane.names.items()}
-        runtime = {number: self._kind(name, runtime=True) for number, name in plane.names.items()}
+        names = {number: name for number, name in plane.names.items() if not _IGNORED.fullmatch(name)}
+        user = {number: self._kind(name, runtime=False) for number, name in names.items()}
+        runtime = {number: self._kind(name, runtime=True) for number, name in names.items()}
         plain = frozenset(
             number for number, name in plane.names.items() if is_operation(name) or _PLAIN.fullmatch(name)
         )
@@ -68,37 +67,25 @@ class Host:
         self,
         plane: Plane,
         line: Any,
-        kinds: Mapping[int, Kind | None],
+        kinds: Mapping[int, Kind],
         stat_names: Mapping[int, str],
         plain: Container[int],
     ) -> None:
         if line.id not in self._threads:
             self._threads[line.id] = self.thread()
-        events, base = self.events[self._threads[line.id]], line.timestamp_ns
-        for event in line.events:
+        events = self.events[self._threads[line.id]]
+        for event, start, end in plane.timed(line, kinds):
             number = event.metadata_id
-            kind = kinds.get(number)
-            if kind is None:
-                continue
-            offset = event.offset_ps
-            start = base + offset // 1000
-            end = base + (offset + event.duration_ps) // 1000
-            if not -LATEST < start <= end < LATEST:
-                self.invalid += 1
-                continue
+            kind: Kind | None = kinds[number]
             if number not in plain:
-                stats = [(name, stat) for stat in event.stats if (name := stat_names.get(stat.metadata_id))]
-                if stats:
-                    kind = self._detailed(plane, kind, stats, start, end)
-                    if kind is None:
-                        continue
-            events.append((start, -end, len(events), kind))
+                stats = {name: stat for stat in event.stats if (name := stat_names.get(stat.metadata_id))}
+                kind = self._detailed(plane, kinds[number], stats, start, end) if stats else kind
+            if kind is not None:
+                events.append((start, -end, len(events), kind))
         launches = self.launches
         launches["thread"] += [self._threads[line.id]] * (len(launches["start"]) - len(launches["thread"]))
 
-    def _kind(self, name: str, *, runtime: bool) -> Kind | None:
-        if _IGNORED.fullmatch(name):
-            return None
+    def _kind(self, name: str, *, runtime: bool) -> Kind:
         if name.startswith(_NVTX) or tag.parse(name) is not None:
             return Kind(name.removeprefix(_NVTX), None)
         if is_operation(name):
@@ -111,11 +98,8 @@ class Host:
             self._operations[key] = Kind(self._scopes.add(name).name, operation=name, launch=launch)
         return self._operations[key]
 
-    def _detailed(
-        self, plane: Plane, kind: Kind, stats: Sequence[tuple[str, Any]], start: int, end: int
-    ) -> Kind | None:
+    def _detailed(self, plane: Plane, kind: Kind, values: Mapping[str, Any], start: int, end: int) -> Kind | None:
         """Return the kind of an event from its statistics, or None if the event does not become a range."""
-        values = dict(stats)
         if _CORRELATION in values:
             return self._launch(kind.text, integer(values[_CORRELATION]), start, end)
         if "hlo_op" in values:

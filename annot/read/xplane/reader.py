@@ -137,7 +137,7 @@ def _profile(path: Path, space: Any) -> Profile:
         raise AnnotError(": ".join([f"{path} contains no events of a host or device", *_profiler_messages(space)[:1]]))
     origins = _add_origins(activities, host, operations, scopes, ranges)
     meta = _meta(path, planes, devices) | ({} if recorded else {"host_times": False})
-    meta["notes"] = [*_profiler_messages(space), *_notes(activities, host, instructions, origins)]
+    meta["notes"] = [*_profiler_messages(space), *_notes(planes, instructions, origins)]
     process = pl.lit(_PROCESS, pl.Int64).alias("process")
     rows = _table(activities, origins).with_columns(process)
     same = {"domain": pl.lit(""), "category": pl.lit(""), "kind": pl.lit("push")}
@@ -191,13 +191,13 @@ def _profiler_messages(space: Any) -> list[str]:
     return [" ".join(decode(text[:_LONGEST_NOTE]).split()) for text in (*space.errors, *space.warnings)][:_MOST_NOTES]
 
 
-def _notes(activities: Activities, host: Host, instructions: Instructions, origins: _Origins) -> list[str]:
+def _notes(planes: Sequence[Plane], instructions: Instructions, origins: _Origins) -> list[str]:
     by_name = (
         "annot attributes {GPU activity} to layers by operation name, because the launch does not identify the layer. "
         "The host time of these layers includes their GPU time."
     )
     counts = {
-        "annot skipped {event} with times out of range.": activities.invalid + host.invalid,
+        "annot skipped {event} with times out of range.": sum(plane.invalid for plane in planes),
         "annot could not decode {compiled program}. Some operations have no name scopes.": instructions.broken,
         by_name: sum(start is not None for start in origins[1]),
     }
