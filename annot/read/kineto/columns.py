@@ -51,29 +51,6 @@ _IGNORED: Final = frozenset(
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
 _HALF: Final = 1 << 23
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
-_SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
-_THREAD: Final = {**_SPAN, "thread": pl.Int64}
-_LAUNCH: Final = {**_THREAD, "correlation": pl.Int64, "external": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32}
-_ACTIVITY: Final = {
-    **_SPAN,
-    **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
-    **dict.fromkeys(("grid", "layer"), pl.Int32),
-}
-_TABLES: Final[dict[str, dict[str, Any]]] = {
-    "ranges": {
-        **_THREAD,
-        **dict.fromkeys(("external", "sequence", "forward"), pl.Int64),
-        "kind": pl.Int8,
-        "call": pl.Int32,
-    },
-    "modules": {**_THREAD, "python": pl.Int64},
-    "launches": _LAUNCH,
-    "kernels": _ACTIVITY,
-    "copies": _ACTIVITY,
-    "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
-    "flows": {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean},
-}
-"""Columns of the tables, with `length` instead of `end`."""
 
 
 class Columns:
@@ -98,7 +75,6 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
-        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
         self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -108,6 +84,11 @@ class Columns:
         self._layers = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
+        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
+        for category in ("cpu_op", "runtime", "kernel", "gpu_memcpy", _COUNTER_RANGE):  # all tables exist
+            self._add_spans(category, [])
+        self._append("modules", self._thread_span([], MODULE_ARGS))
+        self._add_flows([])
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events of a block.
@@ -119,15 +100,7 @@ class Columns:
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
         if flows:
-            self._append(
-                "flows",
-                {
-                    "start": microseconds([event.ts for event in flows]),
-                    "thread": self._threads_of(flows),
-                    "flow": integers([self._flows[event.id] for event in flows]),
-                    "begins": [event.ph == "s" for event in flows],
-                },
-            )
+            self._add_flows(flows)
 
     @property
     def names(self) -> pl.Series:
@@ -153,12 +126,12 @@ class Columns:
     @property
     def counters(self) -> pl.DataFrame:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
-        return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
+        return pl.concat(self._frames.pop("counters"))
 
     def table(self, name: str) -> pl.DataFrame:
         """Return the rows of a table with valid times, and count the others in `incomplete`."""
         # The times of a block are integers, floats or decimals.
-        groups = groupby(self._frames.pop(name, [pl.DataFrame(schema=_TABLES[name])]), lambda frame: frame.dtypes)
+        groups = groupby(self._frames.pop(name), lambda frame: frame.dtypes)
         frame = pl.concat([in_nanoseconds(pl.concat(group)) for _, group in groups])
         absent = frame["end" if "end" in frame.columns else "start"].is_null()
         lost = int(absent.sum())
@@ -189,9 +162,18 @@ class Columns:
             self._counter_rows += len(events)
             self._frames["counters"].append(_counters(rows, events))
             device = integers([integer(event.pid) for event in events])
-            self._append("counter_ranges", {**self._span(events), "device": device, "row": list(rows)})
+            self._append("counter_ranges", {**self._span(events), "device": device, "row": integers(rows)})
         elif category not in _IGNORED:
             self.unsupported[events[0].cat] += len(events)
+
+    def _add_flows(self, events: list[Event]) -> None:
+        columns = {
+            "start": microseconds([event.ts for event in events]),
+            "thread": self._threads_of(events),
+            "flow": integers([self._flows[event.id] for event in events]),
+            "begins": pl.Series([event.ph == "s" for event in events], dtype=pl.Boolean),
+        }
+        self._append("flows", columns)
 
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
         """Append operations and annotations, with the inputs of operators that are more than views."""

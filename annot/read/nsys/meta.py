@@ -159,18 +159,18 @@ class AnnotMarks:
             if loader not in self._loaders[process] and len(self._loaders[process]) < _MOST_LOADERS:
                 self._loaders[process].append(loader)
 
-    def with_facts(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of `Profile.meta` with the facts.
+    def with_facts(self, meta: dict[str, Any], processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the entries of `Profile.meta` with the processes and the facts.
 
         If the ranks of all processes are equal, the profile itself gets them too.
         """
+        versions = {name: fact for name, fact in self._machine.items() if name != "CPU"}
         facts: dict[str, Any] = {
-            "software": {name: fact for name, fact in self._machine.items() if name != "CPU"}
-            | meta.get("software", {}),
-            "cpu": self._machine.get("CPU"),
-            "processes": self._processes(meta.get("processes", ())),
             "scopes": self._scopes,
             "sources": self._sources,
+            "software": versions | meta.get("software", {}),
+            "cpu": self._machine.get("CPU"),
+            "processes": self._processes(processes),
         }
         ranks = set(self._ranks.values())
         common = dict(zip(_RANK, *ranks, strict=True)) if len(ranks) == 1 else {}

@@ -206,8 +206,7 @@ class Export:
         notes = [*self._facts, *self._annot_marks.notes, *self._notes.get("none", ()), *noted]
         processes = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
-        meta |= {"processes": processes} if processes else {}
-        return self._annot_marks.with_facts(meta) | {"notes": notes}
+        return self._annot_marks.with_facts(meta, processes) | {"notes": notes}
 
     def last_launch(self) -> int | None:
         """Return the end of the last API call in ns; see `annot.profile.Source`."""
