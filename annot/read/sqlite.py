@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import polars as pl
@@ -31,13 +31,11 @@ __all__ = [
     "ACTIVITY",
     "COPY_COLUMNS",
     "MAGIC",
-    "NO_COLUMNS",
     "ROW",
-    "Among",
     "Columns",
     "Database",
-    "Tables",
     "check_columns",
+    "new_database",
     "open_database",
     "resolve",
     "with_copy_kinds",
@@ -63,38 +61,13 @@ ROW: Final = "rowid"
 
 Columns: TypeAlias = Mapping[str, str]
 """The source column, or `ROW`, of each column, by its name in the result."""
-Among: TypeAlias = tuple[str, Sequence[int]]
+_Among: TypeAlias = tuple[str, Sequence[int]]
 """An integer column, and its allowed values."""
 
-NO_COLUMNS: Final[Columns] = MappingProxyType({})
+_NO_COLUMNS: Final[Columns] = MappingProxyType({})
 _BLOCK_ROWS: Final = 1 << 18
 _RECORDS: Final = 100_000
 _ROWID: Final = ("rowid", "_rowid_", "oid")
-
-
-class Tables(Protocol):
-    """The tables of an export, whose rows are read by the names of their columns.
-
-    A missing table has no rows. Missing integers are null, missing texts and null texts are "".
-    """
-
-    @property
-    def columns(self) -> Mapping[str, Set[str]]:
-        """The columns of each table."""
-
-    def scan(
-        self, table: str, integers: Columns, texts: Columns = NO_COLUMNS, where_in: Among | None = None
-    ) -> pl.DataFrame:
-        """Return Int64 and String columns of a table, in the order of its rows."""
-
-    def blocks(self, table: str, integers: Columns, texts: Columns = NO_COLUMNS) -> Iterator[pl.DataFrame]:
-        """Yield the rows of `scan` in blocks that are not empty. The table can be larger than the memory."""
-
-    def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Return the rows where a column is a number: "id" (`ROW`) and "real" (Float64, the first of the columns)."""
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of a small table with the columns that it has, or an empty list if it does not exist."""
 
 
 _Field = tuple[int, str]
@@ -106,7 +79,10 @@ class _NeedsQueryError(Exception):
 
 
 class Database:
-    """An SQLite file opened by `open_database`; see `Tables`."""
+    """An SQLite file opened by `open_database`, whose rows are read by the names of their columns.
+
+    A missing table has no rows. Missing integers are null, missing texts and null texts are "".
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -136,9 +112,9 @@ class Database:
             yield pl.DataFrame(block, dict(schema), orient="row")
 
     def scan(
-        self, table: str, integers: Columns, texts: Columns = NO_COLUMNS, where_in: Among | None = None
+        self, table: str, integers: Columns, texts: Columns = _NO_COLUMNS, where_in: _Among | None = None
     ) -> pl.DataFrame:
-        """Return columns of a table; see `Tables`."""
+        """Return Int64 and String columns of a table, in the order of its rows."""
         return pl.concat(
             [pl.DataFrame(schema=_schema(integers, texts)), *self.blocks(table, integers, texts, where_in)]
         )
@@ -147,12 +123,12 @@ class Database:
         self,
         table: str,
         integers: Columns,
-        texts: Columns = NO_COLUMNS,
-        where_in: Among | None = None,
+        texts: Columns = _NO_COLUMNS,
+        where_in: _Among | None = None,
         *,
         rows: int = _BLOCK_ROWS,
     ) -> _Frames:
-        """Yield the rows of `scan` in blocks of 1 to `rows` rows."""
+        """Yield the rows of `scan` in blocks of 1 to `rows` rows. The table can be larger than the memory."""
         if table in self.columns:
             total = self._last_row(table) if has_listener() else None
             done = 0
@@ -162,7 +138,7 @@ class Database:
                 tell(f"reading {table}", done, total, "rows")
 
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Return the rows where a column is a number; see `Tables`."""
+        """Return the rows where a column is a number: "id" (`ROW`) and "real" (Float64, the first of the columns)."""
         schema = {"id": pl.Int64, "real": pl.Float64}
         # This fast scan avoids the query for most files.
         values = self.scan(table, {name: name for name in columns}) if columns else pl.DataFrame()
@@ -175,7 +151,7 @@ class Database:
         return pl.concat([pl.DataFrame(schema=schema), *frames])
 
     def records(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of a small table; see `Tables`."""
+        """Return the rows of a small table with the columns that it has, or an empty list if it does not exist."""
         names = sorted(self.columns.get(table, ()))
         rows = self.rows(f"SELECT {', '.join(map(_quoted, names))} FROM {table} LIMIT {_RECORDS}") if names else ()
         return [
@@ -183,7 +159,7 @@ class Database:
             for row in rows
         ]
 
-    def _frames(self, table: str, integers: Columns, texts: Columns, where_in: Among | None, rows: int) -> _Frames:
+    def _frames(self, table: str, integers: Columns, texts: Columns, where_in: _Among | None, rows: int) -> _Frames:
         """Yield the rows of an existing table from its pages, and from a query where these are not supported."""
         done = 0
         try:
@@ -199,7 +175,7 @@ class Database:
             source = f"FROM {_quoted(table)} NOT INDEXED WHERE {condition} LIMIT -1 OFFSET {done}"
             yield from self.query(f"SELECT {', '.join(columns)} {source}", _schema(integers, texts), rows)
 
-    def _pages(self, table: str, integers: Columns, texts: Columns, where_in: Among | None, rows: int) -> _Frames:
+    def _pages(self, table: str, integers: Columns, texts: Columns, where_in: _Among | None, rows: int) -> _Frames:
         native = tables()
         roots = self.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", table)
         # SQLite stores a WITHOUT ROWID table as an index.
@@ -288,6 +264,36 @@ def open_database(path: Path) -> Iterator[Database]:
     except (sqlite3.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         problem = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
         raise AnnotError(f"{path} is a damaged SQLite file: {problem}") from None
+
+
+@contextmanager
+def new_database(path: Path) -> Iterator[Callable[[str, pl.DataFrame], None]]:
+    """Open a file to write, and return the function that appends rows to a table, which it creates if it is missing.
+
+    After an error, the file is not usable.
+
+    Raises:
+        sqlite3.Error: the file cannot be written.
+    """
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+
+    def append(table: str, rows: pl.DataFrame) -> None:
+        with adbc.AdbcStatement(connection) as statement:
+            mode = "adbc.ingest.mode.create_append"
+            statement.set_options(**{"adbc.ingest.target_table": table, "adbc.ingest.mode": mode})
+            statement.bind_stream(rows)
+            statement.execute_update()
+
+    try:
+        with adbc_driver_sqlite.connect(str(path)) as driver, adbc.AdbcConnection(driver) as connection:
+            for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+                with adbc.AdbcStatement(connection) as statement:
+                    statement.set_sql_query(f"PRAGMA {pragma}")
+                    statement.execute_query()
+            yield append
+    except adbc.Error as error:
+        raise sqlite3.OperationalError(str(error).splitlines()[0]) from None
 
 
 _JOURNALS: Final = {

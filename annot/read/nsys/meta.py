@@ -24,7 +24,7 @@ from annot.labels.marks import (
     parse_source,
 )
 from annot.labels.tag import DOMAIN, NOTE
-from annot.read.sqlite import ACTIVITY, Tables
+from annot.read.sqlite import ACTIVITY, Database
 from annot.read.text import counted, integer, sentences
 
 __all__ = ["AnnotMarks", "notes_of_recorder", "read_meta"]
@@ -42,7 +42,7 @@ _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
 
-def read_meta(tables: Tables) -> dict[str, Any]:
+def read_meta(tables: Database) -> dict[str, Any]:
     """Return the entries of `Profile.meta` that the export contains. All except producer are optional.
 
     producer: name and version of the exporter, not of the profiler. Can be "".
@@ -80,7 +80,7 @@ def _cut(capture: Mapping[str, str]) -> str:
     return f"The recording is cut: {counted(lost, 'event')} could not be written{why}" if lost else ""
 
 
-def notes_of_recorder(tables: Tables) -> list[str]:
+def notes_of_recorder(tables: Database) -> list[str]:
     """Return notes on the data of annot's recorder, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
@@ -88,12 +88,12 @@ def notes_of_recorder(tables: Tables) -> list[str]:
     return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
-def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
+def _entries(tables: Database, table: str) -> list[tuple[str, str]]:
     rows = tables.records(table)
     return [(str(row["name"]), str(row["value"])) for row in rows if row.keys() >= {"name", "value"}]
 
 
-def _devices(tables: Tables) -> list[dict[str, Any]]:
+def _devices(tables: Database) -> list[dict[str, Any]]:
     gpus = {row.get("id", row.get("deviceId")): row for row in tables.records("TARGET_INFO_GPU")}
     numbered = {(row.get("gpuId"), row.get("cudaId")): row for row in tables.records("TARGET_INFO_CUDA_DEVICE")}
     if numbered:
@@ -105,7 +105,7 @@ def _devices(tables: Tables) -> list[dict[str, Any]]:
     return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
 
 
-def _machine(tables: Tables) -> dict[str, Any]:
+def _machine(tables: Database) -> dict[str, Any]:
     """Return the model of the CPU, and the driver of a profile with kernels. Nsight writes 0 for a driver it lacks."""
     system = dict(_entries(tables, "TARGET_INFO_SYSTEM_ENV"))
     cuda = integer(system.get("CudaDriverVersion", "")) or 0
@@ -122,7 +122,7 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
 
 
-def _instant(tables: Tables, table: str, column: str) -> int | None:
+def _instant(tables: Database, table: str, column: str) -> int | None:
     values = (row.get(column) for row in tables.records(table))
     return next((value for value in values if isinstance(value, int)), None)
 

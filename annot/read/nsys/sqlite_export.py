@@ -8,9 +8,9 @@ per process only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,6 @@ from annot.read.sqlite import (
     MAGIC,
     ROW,
     Database,
-    Tables,
     check_columns,
     open_database,
     resolve,
@@ -47,8 +46,7 @@ from annot.read.sqlite import (
 from annot.read.text import sentences
 
 __all__ = [
-    "FINDINGS_PROCESS", "NAME", "Export", "check", "process_of", "read", "read_profile", "read_strings", "sniff",
-    "stream",
+    "FINDINGS_PROCESS", "NAME", "Export", "process_of", "read", "read_exported", "read_strings", "sniff", "stream",
 ]  # fmt: skip
 
 NAME: Final = "nsys_sqlite"
@@ -92,14 +90,14 @@ _HOST_MEMORY: Final = (0, 1)
 """Pageable and pinned in ENUM_CUDA_MEM_KIND, whose numbers are not those of CUPTI."""
 
 
-def check(path: Path, tables: Tables, kind: str) -> None:
-    """Raise `AnnotError` if the export, a file of this kind, lacks NVTX ranges and CUDA activity or a needed column."""
-    if not any(table == _NVTX or table.startswith(ACTIVITY) for table in tables.columns):
-        if "StringIds" in tables.columns:
+def _check(path: Path, tables: Mapping[str, Set[str]]) -> None:
+    """Raise `AnnotError` if the export lacks NVTX ranges and CUDA activity or a needed column."""
+    if not any(table == _NVTX or table.startswith(ACTIVITY) for table in tables):
+        if "StringIds" in tables:
             raise AnnotError(f"{path} is a profile without NVTX ranges and without CUDA activity")
-        names = ", ".join(sorted(tables.columns)[:4]) or "no tables"
-        raise AnnotError(f"{path} is {kind} but not a profile: it has no table {_NVTX}. It contains {names}.")
-    check_columns(path, tables.columns, _NEEDED)
+        names = ", ".join(sorted(tables)[:4]) or "no tables"
+        raise AnnotError(f"{path} is SQLite but not a profile: it has no table {_NVTX}. It contains {names}.")
+    check_columns(path, tables, _NEEDED)
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -115,49 +113,51 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read an export; see `annot.read.formats.Reader`."""
+    export = Export(path, full=True)
+    ranges, marks = export.events()
+    launches = pick_all(export.launch_blocks(), LAUNCHES)
     with open_database(path) as database:
-        _check(path, database)
-        return read_profile(lambda: nullcontext(database), {"source": str(path), "format": NAME}, database.notes)
+        kernels = pick_all(export.kernels(database), KERNELS)
+        copies = pick_all(export.copies(database), COPIES)
+    return Profile.build(export.meta, ranges=ranges, marks=marks, launches=launches, kernels=kernels, copies=copies)
+
+
+def read_exported(path: Path, name: str, exported: Path) -> Profile:
+    """Read the export of a file with another format, whose `NAME` is `name`."""
+    try:
+        profile = read(exported)
+    except AnnotError as error:
+        raise AnnotError(str(error).replace(str(exported), str(path))) from None
+    return replace(profile, meta=profile.meta | {"source": str(path), "format": name})
 
 
 def stream(path: Path, *, calls: bool = False) -> Export:
     """Open an export that is read in blocks when its rows are needed; see `annot.read.formats.source`."""
-    with open_database(path) as database:
-        _check(path, database)
-        notes = database.notes
-    return Export(partial(open_database, path), {"source": str(path), "format": NAME}, notes, calls=calls)
-
-
-def _check(path: Path, database: Database) -> None:
-    """Call `check` and add the journal notes to its error: the rows may be in the journal."""
-    try:
-        check(path, database, "SQLite")
-    except AnnotError as error:
-        raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
+    return Export(path, calls=calls)
 
 
 class Export:
     """An export as an `annot.profile.Source`. Tables are read in blocks.
 
-    `opened` opens the tables, for each read; `check` must accept them. `meta` is source and format, `facts` are notes
-    on the file. If `full`, payload, category and color of ranges, and names of API calls are read too, which the
-    attribution does not use. If `calls`, the names of API calls are read even if not `full`.
+    If `full`, the names of API calls are read, and texts are strings of their own. If `calls`, the names of API calls
+    are read even if not `full`. The attribution does not use them.
     """
 
-    def __init__(
-        self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = (),
-        *, full: bool = False, calls: bool = False,
-    ) -> None:  # fmt: skip
-        self._opened, self._named_calls = opened, full or calls
+    def __init__(self, path: Path, *, full: bool = False, calls: bool = False) -> None:
+        self._path, self._named_calls = path, full or calls
         self._annot_marks = AnnotMarks()
         self._notes: dict[str, Counter[str]] = {}
-        with opened() as tables:
-            strings = read_strings(tables)
+        self._seen: set[int] = set()
+        with open_database(path) as database:
+            try:
+                _check(path, database.columns)
+            except AnnotError as error:  # the rows may be in the journal
+                raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
+            strings = read_strings(database)
             self._strings = strings if full else strings.with_columns(pl.col("value").cast(pl.Categorical))
-            self._origins = read_origins(tables)
-            self._facts = [*facts, *notes_of_recorder(tables)]
-            self._meta = meta | read_meta(tables)
-            self._seen: set[int] = set()
+            self._origins = read_origins(database)
+            self._facts = [*database.notes, *notes_of_recorder(database)]
+            self._meta = {"source": str(path), "format": NAME} | read_meta(database)
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
@@ -173,7 +173,7 @@ class Export:
         """Yield ranges and marks of each block."""
         notes, has_ranges = self._counter("ranges"), False
         self._annot_marks = AnnotMarks()
-        with self._opened() as tables:
+        with open_database(self._path) as tables:
             names = _Names(tables, self._strings)
             for events in _event_blocks(tables, self._strings, names, full=full):
                 ranges, marks = _as_ranges(events, notes), _as_marks(events)
@@ -188,7 +188,7 @@ class Export:
         """The marks with payloads if they include memory marks. Read the ranges first."""
         if not self._annot_marks.has_memory:
             return conform(None, MARKS)
-        with self._opened() as tables:
+        with open_database(self._path) as tables:
             names = _Names(tables, self._strings)
             blocks = _event_blocks(tables, self._strings, names, full=True)
             texts = pl.col("text", "domain", "category").cast(pl.String)
@@ -211,7 +211,7 @@ class Export:
     def last_launch(self) -> int | None:
         """Return the end of the last API call in ns; see `annot.profile.Source`."""
         columns = {"start": "start", "end": "end", "class": "eventClass"}
-        with self._opened() as tables:
+        with open_database(self._path) as tables:
             ends = [_calls(rows, Counter())["end"].max() for rows in tables.blocks(_RUNTIME, columns)]
         return max((end for end in ends if isinstance(end, int)), default=None)
 
@@ -220,7 +220,7 @@ class Export:
         notes = self._counter("launches")
         columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
         columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
-        with self._opened() as tables:
+        with open_database(self._path) as tables:
             for rows in tables.blocks(_RUNTIME, columns):
                 rows = _calls(rows, notes)
                 name = [resolve(rows["string"], self._strings).alias("name")] if self._named_calls else []
@@ -230,12 +230,12 @@ class Export:
 
     def work_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield kernels, copies and memsets by start time, as `merged` orders them; see `annot.profile.Source`."""
-        with self._opened() as tables:
+        with open_database(self._path) as tables:
             copies = copies_as_work(pick_all(self.copies(tables), COPIES))
             kernels = (kernels_as_work(rows) for rows in self.kernels(tables))
             yield from merged(kernels, copies.with_columns(pl.col("name").cast(self._text)))
 
-    def kernels(self, tables: Tables) -> Iterator[pl.DataFrame]:
+    def kernels(self, tables: Database) -> Iterator[pl.DataFrame]:
         """Yield kernels, and the CUDA graph launches of `--cuda-graph-trace=graph`, which has no rows for kernels."""
         notes = self._counter("kernels")
         for rows in self._activities(tables, _KERNEL, "kernel", notes, string="demangledName", short="shortName"):
@@ -249,7 +249,7 @@ class Export:
             graph = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
             yield rows.with_columns(graph.alias("name"))
 
-    def copies(self, tables: Tables) -> Iterator[pl.DataFrame]:
+    def copies(self, tables: Database) -> Iterator[pl.DataFrame]:
         """Yield copies and memsets."""
         notes = self._counter("copies")
         for rows in self._activities(tables, _MEMCPY, "copy", notes, **COPY_COLUMNS):
@@ -258,7 +258,7 @@ class Export:
             yield rows.with_columns(pl.lit("memset").alias("kind"))
 
     def _activities(
-        self, tables: Tables, table: str, noun: str, notes: Counter[str], **more: str
+        self, tables: Database, table: str, noun: str, notes: Counter[str], **more: str
     ) -> Iterator[pl.DataFrame]:
         for rows in tables.blocks(table, _GPU_COLUMNS | more):
             rows = with_times(rows, noun, notes).with_columns(process_of("pid"))
@@ -310,19 +310,6 @@ def _calls(rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
     return with_times(rows if calls.all() else rows.filter(calls), "API call", notes)
 
 
-def read_profile(
-    opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = ()
-) -> Profile:
-    """Return the profile in the tables of an export; the arguments are those of `Export`."""
-    export = Export(opened, meta, facts, full=True)
-    ranges, marks = export.events()
-    launches = pick_all(export.launch_blocks(), LAUNCHES)
-    with opened() as tables:
-        kernels = pick_all(export.kernels(tables), KERNELS)
-        copies = pick_all(export.copies(tables), COPIES)
-    return Profile.build(export.meta, ranges=ranges, marks=marks, launches=launches, kernels=kernels, copies=copies)
-
-
 def _no_ranges(domains: int) -> list[str]:
     notes = [
         "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers. "
@@ -339,7 +326,7 @@ def _no_ranges(domains: int) -> list[str]:
 class _Names:
     """Names of domains and categories. Their ids are unique per process only."""
 
-    def __init__(self, tables: Tables, strings: pl.DataFrame) -> None:
+    def __init__(self, tables: Database, strings: pl.DataFrame) -> None:
         columns = {name: _EVENT_COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
         self._named, self._text = pl.DataFrame(schema={"type": pl.Int64}), strings.schema["value"]
         if _NVTX in tables.columns:
@@ -367,7 +354,7 @@ class _Names:
         return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 
-def _event_blocks(tables: Tables, strings: pl.DataFrame, names: _Names, *, full: bool) -> Iterator[pl.DataFrame]:
+def _event_blocks(tables: Database, strings: pl.DataFrame, names: _Names, *, full: bool) -> Iterator[pl.DataFrame]:
     """Yield ranges and marks, for `_as_ranges` and `_as_marks`, if `full` with payload, category and color.
 
     Strings as `pl.Categorical` take a quarter of the memory.
@@ -413,7 +400,7 @@ def _as_marks(events: pl.DataFrame) -> pl.DataFrame:
     return marks.select(name for name in MARKS if name in marks.columns)
 
 
-def read_strings(tables: Tables) -> pl.DataFrame:
+def read_strings(tables: Database) -> pl.DataFrame:
     """Return the table StringIds: "string" (Int64, unique) and "value" (String)."""
     if not {"id", "value"} <= tables.columns.get("StringIds", frozenset()):
         return pl.DataFrame(schema={"string": pl.Int64, "value": pl.String})
@@ -508,7 +495,7 @@ _KEY: Final = ("process", "node")
 _ORIGIN: Final = ("origin_thread", "origin_start")
 
 
-def read_origins(tables: Tables) -> pl.DataFrame:
+def read_origins(tables: Database) -> pl.DataFrame:
     """Return the captured nodes of an export and their clones.
 
     The columns are process and node (unique pairs), origin_thread and origin_start: thread and time (ns) of the

@@ -37,6 +37,8 @@ _EVENT: Final = {
 class Tally:
     """Counts collected while the events of all processes are read."""
 
+    ranges: int = 0
+    marks: int = 0
     last_time: int = 0
     open_ranges: int = 0  # ranges without an end
     unmatched_pops: int = 0  # ends without a start
