@@ -322,7 +322,8 @@ def conform(table: Rows | None, schema: Schema) -> pl.DataFrame:
     if unknown:
         raise ValueError(f"columns must be among {', '.join(schema)}, got {', '.join(unknown)}")
     for name, dtype in table.schema.items():
-        if dtype not in (schema[name], pl.Null):
+        coded = schema[name] == pl.String and dtype in (pl.Categorical, pl.Enum)
+        if dtype not in (schema[name], pl.Null) and not coded:
             raise TypeError(f"column {name} must be {schema[name].__name__}, got {dtype}")
     return table.select(
         pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)

@@ -113,8 +113,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read an export; see `annot.read.formats.Reader`."""
-    export = Export(path, full=True)
-    ranges, marks = export.events()
+    export = Export(path, calls=True)
+    events = list(export.event_blocks(full=True))
+    ranges, marks = pick_all((ranges for ranges, _ in events), RANGES), pick_all((marks for _, marks in events), MARKS)
     launches = pick_all(export.launch_blocks(), LAUNCHES)
     with open_database(path) as database:
         kernels = pick_all(export.kernels(database), KERNELS)
@@ -139,12 +140,11 @@ def stream(path: Path, *, calls: bool = False) -> Export:
 class Export:
     """An export as an `annot.profile.Source`. Tables are read in blocks.
 
-    If `full`, the names of API calls are read, and texts are strings of their own. If `calls`, the names of API calls
-    are read even if not `full`. The attribution does not use them.
+    If `calls`, the names of API calls are read, which the attribution does not use.
     """
 
-    def __init__(self, path: Path, *, full: bool = False, calls: bool = False) -> None:
-        self._path, self._named_calls = path, full or calls
+    def __init__(self, path: Path, *, calls: bool = False) -> None:
+        self._path, self._named_calls = path, calls
         self._annot_marks = AnnotMarks()
         self._notes: dict[str, Counter[str]] = {}
         self._seen: set[int] = set()
@@ -153,24 +153,17 @@ class Export:
                 _check(path, database.columns)
             except AnnotError as error:  # the rows may be in the journal
                 raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
-            strings = read_strings(database)
-            self._strings = strings if full else strings.with_columns(pl.col("value").cast(pl.Categorical))
+            self._strings = read_strings(database).with_columns(pl.col("value").cast(pl.Categorical))
             self._origins = read_origins(database)
             self._facts = [*database.notes, *notes_of_recorder(database)]
             self._meta = {"source": str(path), "format": NAME} | read_meta(database)
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
-        return (ranges for ranges, _ in self._event_blocks(full=False))
+        return (ranges for ranges, _ in self.event_blocks(full=False))
 
-    def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return all ranges and marks, with the columns `annot.profile.RANGES` and `annot.profile.MARKS`."""
-        kind = pl.col("kind").cast(pl.String)
-        blocks = [(ranges.with_columns(kind), marks) for ranges, marks in self._event_blocks(full=True)]
-        return pick_all((ranges for ranges, _ in blocks), RANGES), pick_all((marks for _, marks in blocks), MARKS)
-
-    def _event_blocks(self, *, full: bool) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Yield ranges and marks of each block."""
+    def event_blocks(self, *, full: bool) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Yield ranges and marks of each block, if `full` with payload, category and color."""
         notes, has_ranges = self._counter("ranges"), False
         self._annot_marks = AnnotMarks()
         with open_database(self._path) as tables:
@@ -188,11 +181,7 @@ class Export:
         """The marks with payloads if they include memory marks. Read the ranges first."""
         if not self._annot_marks.has_memory:
             return conform(None, MARKS)
-        with open_database(self._path) as tables:
-            names = _Names(tables, self._strings)
-            blocks = _event_blocks(tables, self._strings, names, full=True)
-            texts = pl.col("text", "domain", "category").cast(pl.String)
-            return pick_all((_as_marks(events).with_columns(texts) for events in blocks), MARKS)
+        return pick_all((marks for _, marks in self.event_blocks(full=True)), MARKS)
 
     @property
     def captured(self) -> pl.DataFrame:
@@ -233,7 +222,7 @@ class Export:
         with open_database(self._path) as tables:
             copies = copies_as_work(pick_all(self.copies(tables), COPIES))
             kernels = (kernels_as_work(rows) for rows in self.kernels(tables))
-            yield from merged(kernels, copies.with_columns(pl.col("name").cast(self._text)))
+            yield from merged(kernels, copies.with_columns(pl.col("name").cast(pl.Categorical)))
 
     def kernels(self, tables: Database) -> Iterator[pl.DataFrame]:
         """Yield kernels, and the CUDA graph launches of `--cuda-graph-trace=graph`, which has no rows for kernels."""
@@ -242,11 +231,11 @@ class Export:
             name = resolve(rows["string"], self._strings).alias("name")
             if name.null_count():
                 short = resolve(rows["short"], self._strings)
-                name = pl.select(pl.coalesce(name, short, pl.lit("", self._text)).alias("name")).to_series()
+                name = pl.select(pl.coalesce(name, short, pl.lit("", pl.Categorical)).alias("name")).to_series()
             yield rows.with_columns(name)
         for rows in self._activities(tables, _GRAPH, "CUDA graph", notes, graph="graphId"):
             notes[_WHOLE_GRAPHS] += rows.height
-            graph = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
+            graph = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(pl.Categorical)
             yield rows.with_columns(graph.alias("name"))
 
     def copies(self, tables: Database) -> Iterator[pl.DataFrame]:
@@ -277,11 +266,6 @@ class Export:
             return rows.with_columns(pl.col("process").fill_null(self._launching[0]))
         notes[_NO_PROCESS] += rows["process"].null_count()
         return rows
-
-    @property
-    def _text(self) -> pl.DataType:
-        """Data type of text columns."""
-        return self._strings.schema["value"]
 
     @cached_property
     def _launching(self) -> list[int]:
