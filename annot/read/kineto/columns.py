@@ -177,19 +177,18 @@ class Columns:
 
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
         """Append operations and annotations, with the inputs of operators that are more than views."""
-        calls: list[Event] = []
-        messages: list[Event] = []
-        others: list[Event] = []
-        for event in events:
-            (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
-        counted, inputs = calls + messages, self._args(CALL_ARGS, calls) + self._args(MESSAGE_ARGS, messages)
-        texts = [values.call(event.name) for event, values in zip(counted, inputs, strict=True)]
-        members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
-        self._append("ranges", {
-            **self._span_and_thread(members), **argument_columns(RANGE_ARGS, args),
-            "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
-            "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
-        })  # fmt: skip
+        events = sorted(events, key=lambda event: (event.name in VIEWS, event.name == MESSAGE))
+        args = self._args(RANGE_ARGS, events)
+        calls = [values.call(event.name) for event, values in zip(events, args, strict=True)]
+        columns = {
+            **self._span_and_thread(events),
+            **argument_columns(RANGE_ARGS, args),
+            "kind": pl.repeat(kind, len(events), dtype=pl.Int8, eager=True),
+            "call": _numbered(
+                self._calls, [values.call(event.name) for event, values in zip(events, args, strict=True)]
+            ),
+        }
+        self._append("ranges", columns)
 
     def _details(self, details: Details, events: Sequence[Event]) -> dict[str, pl.Series]:
         """Return each argument as a column."""
@@ -313,19 +312,11 @@ class _RangeArgs(msgspec.Struct, gc=False):
     external: int | None = msgspec.field(name="External id", default=None)
     sequence: int | None = msgspec.field(name="Sequence number", default=None)
     forward: int | None = msgspec.field(name="Fwd thread id", default=None)
-
-
-class _CallArgs(_RangeArgs, gc=False):
+    # Operators
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
-
-    def call(self, operator: str) -> tuple[Any, ...] | None:
-        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
-        return (call_text, operator, *map(bytes, (self.dims, self.types, self.values))) if len(self.dims) else None
-
-
-class _MessageArgs(_RangeArgs, gc=False):
+    # Messages of collectives
     collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NO_TEXT)
     group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NO_TEXT)
     ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NO_TEXT)
@@ -333,10 +324,14 @@ class _MessageArgs(_RangeArgs, gc=False):
     received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NO_TEXT)
     dtype: msgspec.Raw = _NO_TEXT
 
-    def call(self, _: str) -> tuple[Any, ...] | None:
-        """The same for the message of a collective."""
-        fields = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
-        return (message_text, *map(bytes, fields)) if len(self.collective) else None
+    def call(self, name: str) -> tuple[Any, ...] | None:
+        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
+        if name == MESSAGE and len(self.collective):
+            fields = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
+            return message_text, *map(bytes, fields)
+        if len(self.dims) and name not in VIEWS and name != MESSAGE:
+            return call_text, name, *map(bytes, (self.dims, self.types, self.values))
+        return None
 
 
 class _ModuleArgs(msgspec.Struct, gc=False):
@@ -398,8 +393,6 @@ class Details:
 
 
 RANGE_ARGS: Final = Details(_RangeArgs)
-MESSAGE_ARGS: Final = Details(_MessageArgs)
-CALL_ARGS: Final = Details(_CallArgs)
 MODULE_ARGS: Final = Details(_ModuleArgs)
 LAUNCH_ARGS: Final = Details(_LaunchArgs)
 ACTIVITY_ARGS: Final = Details(_ActivityArgs)
