@@ -26,7 +26,7 @@ from annot.read.kineto.flows import MODULE, ModuleSources
 from annot.read.kineto.operator_calls import MESSAGE, VIEWS, call_text, message_text
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError", "annotation"]
+__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "PROCESS", "Columns", "InexactTimesError", "annotation"]
 
 OPERATOR: Final = 0
 MIXED: Final = 1
@@ -49,6 +49,8 @@ _IGNORED: Final = frozenset(
     }
 )
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
+PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
+"""Process of a thread."""
 _HALF: Final = 1 << 23
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 
@@ -64,8 +66,8 @@ class Columns:
         counter_ranges  ranges of hardware counters, with `row` (of `counters`)
         flows           both ends of the arrows from forward to backward
 
-    The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
-    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`. `kernel` of launches is
+    The tables have the columns `start` and, except for flows, `end` in ns, `thread` as in `annot.profile` with the
+    process in the higher bits, `process`, and `name`, an index into `names`. `kernel` of launches is
     an index into `names`, `grid` of launches, kernels and copies an index into `grids`, and `layer` of kernels and
     copies an index into `layers`.
     """
@@ -128,15 +130,20 @@ class Columns:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
         return pl.concat(self._frames.pop("counters"))
 
-    def table(self, name: str) -> pl.DataFrame:
-        """Return the rows of a table with valid times, and count the others in `incomplete`."""
+    def table(self, name: str, base: int) -> pl.DataFrame:
+        """Return the rows of a table with valid times, and count the others in `incomplete`.
+
+        `base` is the base time of the file in ns on the clock of the profile.
+        """
         # The times of a block are integers, floats or decimals.
         groups = groupby(self._frames.pop(name), lambda frame: frame.dtypes)
         frame = pl.concat([in_nanoseconds(pl.concat(group)) for _, group in groups])
         absent = frame["end" if "end" in frame.columns else "start"].is_null()
         lost = int(absent.sum())
         self.incomplete += lost
-        return frame.filter(~absent) if lost else frame
+        shifted = [pl.col(time) + base for time in ("start", "end") if time in frame.columns]
+        process = [PROCESS.alias("process")] if "thread" in frame.columns else []
+        return (frame.filter(~absent) if lost else frame).with_columns(*shifted, *process)
 
     def _append(self, table: str, columns: Mapping[str, pl.Series | list[Any]]) -> None:
         self._frames[table].append(pl.DataFrame(columns))
@@ -184,9 +191,7 @@ class Columns:
             **self._span_and_thread(events),
             **argument_columns(RANGE_ARGS, args),
             "kind": pl.repeat(kind, len(events), dtype=pl.Int8, eager=True),
-            "call": _numbered(
-                self._calls, [values.call(event.name) for event, values in zip(events, args, strict=True)]
-            ),
+            "call": _numbered(self._calls, calls),
         }
         self._append("ranges", columns)
 

@@ -25,7 +25,7 @@ from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
-from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
+from annot.read.kineto.columns import ANNOTATION, MIXED, PROCESS, Columns, InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.text import counted, sentences
@@ -44,7 +44,6 @@ _BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
 # category of operators. Names of operators do not contain "#" or a space before the first colon.
 _ANNOTATION_NAME: Final = r"^[^:]*[# ]"
 _WRAPPER: Final = r"^nn\.Module: (?:(?:FullySharded|Distributed)DataParallel|CheckpointWrapper|OptimizedModule)_\d+$"
-_PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
 _COMPACT: Final = ("start", "end", "thread", "name", "external")
 _OF_OPERATIONS: Final = ("sequence", "forward", "call")
 _CAUSE: Final = ("cause", "origin_thread", "origin_start")
@@ -81,22 +80,21 @@ def _read(path: Path, exact: bool) -> Profile:
             columns.add(block)
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
-    launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
-    launches = _resolve_texts(_listed(launches, base, names), grids, names["text"])
-    operations = _shift_to_clock(columns.table("ranges"), base)
-    modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
+    launches, *activities = correlated(*(columns.table(name, base) for name in ("launches", "kernels", "copies")))
+    launches = _resolve_texts(_listed(launches, names), grids, names["text"])
+    operations = columns.table("ranges", base)
+    modules = _listed(columns.table("modules", base), names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
-    kernels, copies = (_listed(table, base, names) for table in activities)
+    kernels, copies = (_listed(table, names) for table in activities)
     kernels = origins(processes.assign(_resolve_texts(kernels, grids)))
     copies = origins(processes.assign(copies))
-    counter_ranges = _listed(columns.table("counter_ranges"), base, names)
+    counter_ranges = _listed(columns.table("counter_ranges", base), names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
         what = "is a trace without operations, ranges and GPU activities of torch.profiler"
         raise EmptyProfileError(f"{path} {what}{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
-    flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
-    ranges = _ranges(operations, modules, names, flows, columns.calls)
+    ranges = _ranges(operations, modules, names, columns.table("flows", base), columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     meta = {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)}
     if others := other_devices(columns.unsupported, columns.runtimes):
@@ -136,18 +134,10 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
     )
 
 
-def _shift_to_clock(spans: pl.DataFrame, base: int) -> pl.DataFrame:
-    """Return spans on the clock of the profile, with their processes."""
-    columns = [pl.col("start", "end") + base]
-    if "thread" in spans.columns:
-        columns.append(_PROCESS.alias("process"))
-    return spans.with_columns(columns)
-
-
-def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
-    """Return spans on the clock of the profile, in the order of their start, with their names."""
-    timed = _shift_to_clock(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
-    return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
+def _listed(spans: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """Return spans in the order of their start, with their names."""
+    ordered = spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True)
+    return ordered.with_columns(names["text"].gather(ordered["name"]).alias("text"))
 
 
 def _resolve_texts(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
@@ -219,7 +209,7 @@ def _ranges(
     return ranges.select(
         "start", "end", "thread", "sequence", "forward_thread",
         id=pl.int_range(pl.len(), dtype=pl.Int64),
-        process=_PROCESS,
+        process=PROCESS,
         category=pl.lit(""),
         kind=pl.lit("push"),
         text=texts.gather(ranges["name"]),
