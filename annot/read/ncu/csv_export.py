@@ -24,8 +24,8 @@ from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
-from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, split_line
+from annot.read.ncu.launch_order import DEFAULT_DOMAIN, Launch, OpenRange, profile_of
+from annot.read.text import counted, decoded, integer, number, read_text, split_line
 
 __all__ = ["NAME", "PUSHED", "STARTED", "pushed_ranges", "read", "sniff", "started_ranges"]
 
@@ -196,15 +196,8 @@ def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
     """Add a metric with a numeric value. The values of its instances in parentheses are ignored."""
     text = _INSTANCES.sub("", text) if text.endswith(")") else text
     value = number(text)
-    if value is None or not name:
-        return
-    launch.metrics.setdefault((name, unit), value)
-    if name == "launch__device_id" and launch.device is None:
-        launch.device = int(value)
-    if name in DURATIONS:
-        durations = [other for other, _ in launch.metrics if other in DURATIONS]
-        if min(durations, key=DURATIONS.index) == name:
-            launch.duration = nanoseconds(text, unit)
+    if value is not None and name:
+        launch.metrics.setdefault((name, unit), value)
 
 
 def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from annot.profile import Profile
-from annot.read.text import counted
+from annot.read.text import counted, nanoseconds
 
 __all__ = ["DEFAULT_DOMAIN", "DURATIONS", "Launch", "OpenRange", "profile_of"]
 
@@ -54,12 +54,29 @@ class Launch:
 
 def profile_of(path: Path, name: str, producer: str, launches: Sequence[Launch], notes: Iterable[str]) -> Profile:
     """Return the profile of launches in order; `name` is the format and `notes` are those of the reader."""
+    for launch in launches:
+        _use_metrics(launch)
     ranges = _ranges(launches)
     notes = [*notes, *_notes(launches, ranges)]
     meta = {"source": str(path), "format": name, "producer": producer, "notes": notes, "host_times": False}
     return Profile.build(
         meta, ranges=ranges, launches=_calls(launches), kernels=_kernels(launches), metrics=_metrics(launches)
     )
+
+
+def _use_metrics(launch: Launch) -> None:
+    """Set the duration, and device and stream if the file has them only as metrics."""
+    by_name = {name: (value, unit) for (name, unit), value in launch.metrics.items()}
+    if launch.device is None:
+        launch.device = _whole(by_name.get("launch__device_id"))
+    if launch.stream is None:
+        launch.stream = _whole(by_name.get("launch__stream_id"))
+    durations = (nanoseconds(repr(by_name[name][0]), by_name[name][1]) for name in DURATIONS if name in by_name)
+    launch.duration = next((duration for duration in durations if duration is not None), None)
+
+
+def _whole(metric: tuple[float, str] | None) -> int | None:
+    return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])
 
 
 def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
