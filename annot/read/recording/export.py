@@ -24,7 +24,7 @@ import polars as pl
 from annot.errors import AnnotError
 from annot.profile import Profile, conform
 from annot.read.nsys.sqlite_export import read_exported
-from annot.read.recording.events import MARK, Tally, read_events
+from annot.read.recording.events import HAS_COLOR, HAS_TEXT, MARK, Tally, read_events
 from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
 from annot.read.sqlite import new_database
 from annot.read.text import counted, sentences
@@ -225,19 +225,19 @@ def _events_table(
     `origin` is time 0 of the profile, in ns on the clock of the events. `domains` and `strings` are the ids of domains
     and strings in the profile, by their ids in the recording.
     """
-    text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
-    nameless = pl.col("string").is_not_null() & text_id.is_null()
+    registered = (pl.col("flags") & HAS_TEXT == 0) & (pl.col("string") != 0)
+    text_id = pl.when(registered).then(pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64))
     process = pl.lit(global_tid(pid), pl.Int64)
     table = events.select(
-        "payload_type",
         "payload",
-        pl.col("start") - origin,
         pl.col("end") - origin,
-        "category",
-        "color",
+        payload_type=pl.col("flags") & 7,
+        start=pl.col("time") - origin,
+        category=pl.when(pl.col("category") != 0).then("category"),
+        color=pl.when(pl.col("flags") & HAS_COLOR != 0).then("color"),
         eventType="type",
         rangeId="range",
-        text=pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline"),
+        text=pl.when(registered & text_id.is_null()).then(pl.lit(_LOST_NAME)).otherwise("inline"),
         globalTid=process + pl.col("thread"),
         endGlobalTid=process + pl.col("end_thread"),
         textId=text_id,
