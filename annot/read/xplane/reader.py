@@ -9,7 +9,7 @@ Devices: an event on the line of a stream is a kernel, copy or memset. A plane w
 
 Host: an event with a correlation id is the launch of a device activity. The operations of TensorFlow
 (``model/dense/MatMul:MatMul``) and XLA become operators. Their name scopes become ranges around them, with the scope as
-layer path (see `annot.labels.name_scopes` and `annot.read.xplane.ranges`). An event with a step number becomes a
+layer path (see `annot.labels.name_scopes` and `annot.read.xplane.host`). An event with a step number becomes a
 training step. Events of the runtime become operators, not layers: events on its threads, and events with its names. All
 other events are annotations.
 
@@ -41,9 +41,8 @@ from annot.labels.name_scopes import Scopes
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
 from annot.read.text import sentences
 from annot.read.xplane.device import Activities, read_device
-from annot.read.xplane.host import Host
+from annot.read.xplane.host import Host, Kind, Ranges
 from annot.read.xplane.plane import Instructions, Plane, decode, messages
-from annot.read.xplane.ranges import Kind, Ranges
 from annot.util.protobuf import parse
 
 __all__ = ["NAME", "read", "sniff"]
