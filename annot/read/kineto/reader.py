@@ -97,10 +97,9 @@ def _read(path: Path, exact: bool) -> Profile:
     ranges = _ranges(operations, modules, names, columns.table("flows", base), columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     meta = {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)}
-    if others := other_devices(columns.unsupported, columns.runtimes):
-        meta["other_devices"] = others
-    if sources := columns.sources.by_class() | meta.get("sources", {}):
-        meta["sources"] = sources
+    others = other_devices(columns.unsupported, columns.runtimes)
+    more = {"other_devices": others, "sources": columns.sources.by_class() | meta.get("sources", {})}
+    meta |= {name: facts for name, facts in more.items() if facts}
     return Profile.build(
         meta,
         ranges=ranges,
@@ -124,7 +123,7 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
 
     `annot_texts` has the domains of annot's ranges with custom texts. `annot run` adds them to the trace.
     """
-    texts = {text: str(domain) for text, domain in annot_texts.items()} if isinstance(annot_texts, dict) else {}
+    texts = {text: str(domain) for text, domain in _dictionary(annot_texts).items()}
     domains = [tag.DOMAIN if tag.parse(name) is not None else texts.get(name) for name in names]
     return pl.DataFrame({"text": names, "domain": pl.Series(domains, dtype=pl.String)}).with_columns(
         pl.col("domain").fill_null(""),
@@ -241,32 +240,29 @@ def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 def _machine(top: dict[str, Any]) -> dict[str, Any]:
     """Return devices, software, sources of classes, rank and world size from the trace, for `Profile.meta`."""
-    facts: dict[str, Any] = {}
-    devices = top.get("deviceProperties")
-    if isinstance(devices, list) and devices:
-        facts["devices"] = [
+    devices, distributed = top.get("deviceProperties"), _dictionary(top.get("distributedInfo"))
+    machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # `annot run` adds it to the trace
+    facts = {
+        "devices": [
             {name: value for name, value in device.items() if isinstance(value, (str, int, float, bool, NoneType))}
-            for device in devices
+            for device in (devices if isinstance(devices, list) else ())
             if isinstance(device, dict)
-        ]
-    sources = top.get("annot_sources")  # `annot run` adds them to the trace
-    if isinstance(sources, dict) and sources:
-        facts["sources"] = {module: str(source) for module, source in sources.items()}
-    distributed = top.get("distributedInfo")
-    machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # as the sources
-    if cpu := machine.pop("CPU", ""):
-        facts["cpu"] = cpu
-    if software := machine | _software(top, distributed):
-        facts["software"] = software
-    if isinstance(distributed, dict):
-        facts |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
-    return facts
+        ],
+        "sources": {module: str(source) for module, source in _dictionary(top.get("annot_sources")).items()},
+        "cpu": machine.pop("CPU", ""),
+        "software": machine | _software(top, distributed.get("nccl_version")),
+    }
+    numbers = {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
+    return {name: fact for name, fact in facts.items() if fact} | numbers
 
 
-def _software(top: dict[str, Any], distributed: Any) -> dict[str, str]:
+def _dictionary(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _software(top: dict[str, Any], nccl: Any) -> dict[str, str]:
     """Return the versions of CUDA, HIP and NCCL from the trace."""
     hip = top.get("hip_runtime_version")
-    nccl = distributed.get("nccl_version") if isinstance(distributed, dict) else None
     versions = {
         "CUDA": _cuda(top.get("cuda_runtime_version")),
         "CUDA driver": _cuda(top.get("cuda_driver_version")),
