@@ -168,7 +168,7 @@ class Export:
         self._annot_marks = AnnotMarks()
         with open_database(self._path) as tables:
             names = _Names(tables, self._strings)
-            for events in _event_blocks(tables, self._strings, names, full=full):
+            for events in _named_events(tables, self._strings, names, full=full):
                 ranges, marks = _as_ranges(events, notes), _as_marks(events)
                 self._annot_marks.add(marks)
                 self._seen.update(ranges["process"].unique())
@@ -338,7 +338,7 @@ class _Names:
         return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 
-def _event_blocks(tables: Database, strings: pl.DataFrame, names: _Names, *, full: bool) -> Iterator[pl.DataFrame]:
+def _named_events(tables: Database, strings: pl.DataFrame, names: _Names, *, full: bool) -> Iterator[pl.DataFrame]:
     """Yield ranges and marks, for `_as_ranges` and `_as_marks`, if `full` with payload, category and color.
 
     Strings as `pl.Categorical` take a quarter of the memory.
