@@ -144,6 +144,15 @@ def test_page_of_details_has_a_row_per_metric(tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_the_most_precise_duration_counts(tmp_path: Path):
+    rows = [
+        DETAILS, detail(0, "Duration", "usecond", "1.2"), detail(0, "gpu__time_duration.sum", "ns", "1,216"),
+        detail(1, "gpu__time_duration.sum", "cycle", "7"), detail(1, "Duration", "usecond", "1.2"),
+    ]  # fmt: skip
+    kernels = read(tmp_path, "\n".join(rows)).kernels
+    assert (kernels["end"] - kernels["start"]).to_list() == [1216, 1200]
+
+
 def test_processes_have_clocks_of_their_own(tmp_path: Path):
     rows = [DETAILS, *(detail(index, "Duration", "ns", "10", process=7 + index % 2) for index in range(4))]
     kernels = read(tmp_path, "\n".join(rows)).kernels
