@@ -55,7 +55,7 @@ def _search_keras(keras: Any) -> None:
     from annot.keras.found_models import FoundModels
 
     models = FoundModels(_tensorflow_block if backend == "tensorflow" else None)
-    search.on_end(models.remove)
+    search.on_end(models.undo)
     models.install()
 
 

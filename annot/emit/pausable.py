@@ -51,7 +51,7 @@ class SwitchedBlock(ABC):
         """Remove the patches of `_install`. After an interrupt some may be missing, and this may run again."""
 
     def _fit_loops(self) -> Any:
-        """Return the wrappers of the training loops of the model, with `install` and `remove`, or None."""
+        """Return the wrappers of the training loops of the model, `Patches` with `install`, or None."""
         return None
 
     def _is_wanted(self) -> bool:
@@ -95,7 +95,7 @@ class SwitchedBlock(ABC):
     def _leave(self, done: list[str]) -> None:
         """Leave the parts that are not in `done`. After an interrupt, the next call continues with the rest."""
         if "block" not in done and len(self._loops) >= self._entered > 0:
-            self._loops[-1].remove()
+            self._loops[-1].undo()
             del self._loops[-1]
         followers = loop.followers.of_batches
         follows = self._count_batch in followers

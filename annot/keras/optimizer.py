@@ -20,8 +20,8 @@ from annot.util.weak_keys import WeakKeys
 __all__ = ["OptimizerSteps"]
 
 
-class OptimizerSteps:
-    """Ranges around `apply` of every Keras optimizer, from `install` to `remove`. `apply_gradients` calls `apply`.
+class OptimizerSteps(Patches):
+    """Ranges around `apply` of every Keras optimizer, from `install` to `undo`. `apply_gradients` calls `apply`.
 
     An optimizer inside another one, as in a `LossScaleOptimizer`, shares the range of the outer one. In a graph the
     range opens when all gradients are computed, and the update waits for them. The range closes when the last variable
@@ -33,8 +33,8 @@ class OptimizerSteps:
     """
 
     def __init__(self, in_graph: Callable[[Any], AbstractContextManager[Any]] | None = None) -> None:
+        super().__init__()
         self._in_graph = in_graph
-        self._patches = Patches()
         self._inner: list[int] = []  # ids of optimizers that another one calls, on any thread
         self._thread = threading.local()
 
@@ -43,11 +43,7 @@ class OptimizerSteps:
         base = keras.optimizers.Optimizer
         for cls in dict.fromkeys((*base.__mro__, *subclasses(base))):
             if "apply" in vars(cls):
-                self._patches.wrap(cls, "apply", self._apply)
-
-    def remove(self) -> None:
-        """Undo the patches, in reverse order."""
-        self._patches.undo()
+                self.wrap(cls, "apply", self._apply)
 
     def _apply(self, original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
         open_range = self._opener(optimizer)

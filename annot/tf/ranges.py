@@ -170,7 +170,7 @@ class Installed:
             (DataWaits(graphs=graphs), options.data),
         ):
             if wanted:
-                self._undo.append(patch.remove)
+                self._undo.append(patch.undo)
                 patch.install()
         if (problem or not graphs) and client.enabled():  # the recorded scopes alone suffice for tf.profiler
             self._name_operations(problem)

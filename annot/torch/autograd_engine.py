@@ -23,7 +23,7 @@ _tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_
 
 
 class Engine:
-    """Autograd's engine with ranges, from `install` to `remove`. All other attributes are forwarded to the engine.
+    """Autograd's engine with ranges, from `install` to `undo`. All other attributes are forwarded to the engine.
 
     Without `ranges`, `calls` only records that a backward runs, to detect recomputation.
     """
@@ -88,7 +88,7 @@ class Engine:
         """Replace autograd's engine."""
         _holder._execution_engine = self
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Restore the engine. This wrapper becomes transparent for code that still holds it."""
         self._calls = None
         if _holder._execution_engine is self:

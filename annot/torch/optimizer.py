@@ -34,8 +34,8 @@ _after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimize
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 
-class OptimizerSteps:
-    """Ranges around `step` of every optimizer, from `install` to `remove`.
+class OptimizerSteps(Patches):
+    """Ranges around `step` of every optimizer, from `install` to `undo`.
 
     PyTorch wraps the `step` of a class when the first optimizer of that class is created. The wrapper of annot goes
     around that one. A learning-rate scheduler created before `install` calls PyTorch's wrapper directly. In that case
@@ -46,11 +46,10 @@ class OptimizerSteps:
     """
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._wrappers: list[Any] = []
         self._thread = threading.local()
         self._open: dict[int, Any] = {}  # ranges opened by the hooks, by thread id
-        self._live = True
         self._events = UpdateEvents()
 
     def install(self) -> None:
@@ -59,26 +58,26 @@ class OptimizerSteps:
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
-        self._patches.replace(Optimizer, "_patch_step_function", first_use)
+        self.replace(Optimizer, "_patch_step_function", first_use)
         register_optimizer_step_pre_hook(self._pre_hook)
         register_optimizer_step_post_hook(self._post_hook)
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Restore all attributes in reverse order."""
-        self._live = False
+        self.live = False
         # By value: `install` loses the handle of a hook if an interrupt comes before the assignment.
         for hooks, ours in ((_before, self._pre_hook), (_after, self._post_hook)):
             for key in [key for key, hook in dict(hooks).items() if hook == ours]:
                 del hooks[key]
         while self._open:  # other threads may be inside a step
             client.end(self._open.popitem()[1])
-        self._patches.undo()
+        super().undo()
 
     def _patch(self, cls: type) -> None:
         step = vars(cls).get("step")
         if getattr(step, "hooked", False) and all(wrapper is not step for wrapper in self._wrappers):
             self._wrappers.append(self._wrap(step))
-            self._patches.replace(cls, "step", self._wrappers[-1])
+            self.replace(cls, "step", self._wrappers[-1])
 
     def _on_first_use(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
@@ -89,7 +88,7 @@ class OptimizerSteps:
         # A plain function: schedulers read `step.__func__`, and a wrapt wrapper returns the original there.
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self._live:
+            if _is_compiling() or not self.live:
                 return original(optimizer, *args, **kwargs)
             return self._call_step(original, optimizer, args, kwargs)
 
@@ -121,7 +120,7 @@ class OptimizerSteps:
             return None
 
         def open_range() -> None:
-            if self._live:
+            if self.live:
                 self._open[threading.get_ident()] = client.start(self._events.next_event(optimizer))
 
         wrapped = _wrap_closure(args, kwargs, self._close_stale, open_range)

@@ -330,7 +330,7 @@ class Installed:
             self._install_patch(KerasOptimizerSteps())
 
     def _install_patch(self, patch: Any) -> None:
-        self._undo.append(patch.remove)  # first: a signal handler may raise between any two calls
+        self._undo.append(patch.undo)  # first: a signal handler may raise between any two calls
         patch.install()
 
     def _replicate(self, original: Any, module: torch.nn.Module) -> Any:

@@ -210,7 +210,7 @@ def test_everything_is_as_before() -> None:
     steps = OptimizerSteps(owners.gradients_first)
     steps.install()
     during = [vars(cls).get("apply") for cls in classes()]
-    steps.remove()
+    steps.undo()
     annot.enable(False)
     assert before == [vars(cls).get("apply") for cls in classes()]
     assert before != during
