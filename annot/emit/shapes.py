@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from annot.emit import guard
 from annot.labels.tag import TensorSpec, short_dtype
 
-__all__ = ["MAX_TENSORS", "tensor_specs", "tensors_in"]
+__all__ = ["MAX_TENSORS", "spec_of", "specs_of", "tensor_specs", "tensors_in"]
 
 MAX_TENSORS: Final = 8
 """Maximum number of tensors in the text of a range. The text counts the others."""
 
-_DEPTH: Final = 2
-
 
 def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], int]:
-    """Return the specs of the first `MAX_TENSORS` tensor arguments, and the number of the others.
+    """Return the specs of the first `MAX_TENSORS` tensor arguments of a call, and the number of the others.
 
     Positional arguments come first, then keyword arguments. Lists, tuples and dicts are searched two levels deep. An
     object with a `shape` and a `dtype` is a tensor.
@@ -27,16 +25,22 @@ def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[
         >>> tensor_specs([numpy.zeros((2, 3), "float32")], {})
         ((TensorSpec(shape=(2, 3), dtype='f32'),), 0)
     """
-    tensors = tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype"))
+    return specs_of(tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype")))
+
+
+def specs_of(tensors: Sequence[Any]) -> tuple[tuple[TensorSpec, ...], int]:
+    """Return the specs of the first `MAX_TENSORS` tensors, and the number of the others."""
     return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
 
 
-def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> list[Any]:
-    """Return the tensor arguments in the order of `tensor_specs`."""
+def tensors_in(
+    args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool], depth: int = 2
+) -> list[Any]:
+    """Return the tensor arguments in the order of `tensor_specs`. Containers are searched `depth` levels deep."""
     tensors: list[Any] = []
-    _collect(args, _DEPTH, is_tensor, tensors)
+    _collect(args, depth, is_tensor, tensors)
     if kwargs:
-        _collect(kwargs.values(), _DEPTH, is_tensor, tensors)
+        _collect(kwargs.values(), depth, is_tensor, tensors)
     return tensors
 
 

@@ -15,7 +15,7 @@ from tensorflow.python.framework.ops import EagerTensor
 from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import EVERYTHING, Choice
 from annot.emit.patches import Patches
-from annot.emit.shapes import MAX_TENSORS, spec_of
+from annot.emit.shapes import MAX_TENSORS, specs_of, tensors_in
 from annot.keras.hyperparameters import gradients, hyperparameters
 from annot.keras.layer_paths import SEPARATOR, paths
 from annot.labels import tag
@@ -46,7 +46,7 @@ _NO_XLA: Final = (
     "XLA-compiled code (jit_compile=True) has layer names but no layer ranges: set jit_compile=False to see the ranges"
 )
 _DEPTH: Final = 3
-_NOT_TENSORS: Final = (type(None), bool, int, float, str)
+_NOT_TENSORS: Final = (type(None), bool, int, float, str, list, tuple, dict)
 """Types that need no `isinstance` check against TensorFlow's classes, which is slow."""
 
 
@@ -164,10 +164,9 @@ class LayerWrapper:
     def _label(self, phase: tag.Phase, tensors: Sequence[Any]) -> tag.Tag:
         if not self._options.shapes or not tensors:
             return tag.Tag(self._path, self._module, phase)
-        specs = tuple(spec_of(tensor) for tensor in tensors[:MAX_TENSORS])
         # Fails if a subclass lacks attributes that its base class sets.
         arguments: Arguments = guard.attempt(hyperparameters, self.layer, self._module, otherwise=())
-        return tag.Tag(self._path, self._module, phase, specs, max(0, len(tensors) - MAX_TENSORS), arguments=arguments)
+        return tag.Tag(self._path, self._module, phase, *specs_of(tensors), arguments=arguments)
 
 
 def _keras_infers_shapes() -> bool:
@@ -181,24 +180,14 @@ def _keras_infers_shapes() -> bool:
 
 def _tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the input tensors of a call, without masks."""
-    tensors: list[Any] = []
-    for value in args:
-        _collect(value, _DEPTH, tensors)
-    for name, value in kwargs.items():
-        if value is not None and name != "mask" and not name.endswith("_mask"):
-            _collect(value, _DEPTH, tensors)
-    return tensors
+    named = {name: value for name, value in kwargs.items() if name != "mask" and not name.endswith("_mask")}
+    return tensors_in(args, named, _is_tensor, _DEPTH)
 
 
-def _collect(value: Any, depth: int, tensors: list[Any]) -> None:
+def _is_tensor(value: Any) -> bool:
     if isinstance(value, tf.Tensor):
-        tensors.append(value)
-    elif isinstance(value, (list, tuple, dict)):
-        if depth:
-            for item in value.values() if isinstance(value, dict) else value:
-                _collect(item, depth - 1, tensors)
-    elif not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        tensors.append(value)
+        return True
+    return not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
 
 
 def _needs_gradient(tensor: Any) -> bool:

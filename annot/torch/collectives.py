@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from annot.emit import client, guard
-from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.emit.shapes import specs_of, tensors_in
 from annot.labels import tag
 from annot.labels.marks import format_rank
 from annot.torch.module_sites import is_tensor
@@ -156,8 +156,7 @@ class _Events:
 
 
 def _make(operation: str, group: str, tensors: list[Any]) -> Any:
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-    tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
+    tagged = tag.Tag("", operation + group, "collective", *specs_of(tensors))
     size = sum(tensor.nbytes for tensor in tensors)
     return client.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
 

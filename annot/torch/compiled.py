@@ -27,7 +27,7 @@ from annot.emit.patches import Patches
 from annot.labels import tag
 from annot.torch import compiled_ranges, inductor
 from annot.torch.compiled_ranges import HERE, Named
-from annot.torch.internals import internal
+from annot.torch.internals import current_node, tracing_context
 from annot.torch.module_paths import inner, join
 from annot.torch.module_sites import Site
 from annot.torch.traced_variables import dotted, modules_in_frame, parse, reached
@@ -50,7 +50,6 @@ _NO_LAYERS: Final = (
     "a compiled graph shows no layers: its code was generated before emit_ranges was entered, or in C++ (cpp_wrapper). "
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
-_current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
 
 
@@ -122,7 +121,7 @@ class Compiled(Patches):
         if not graph.heads:
             return {}
         if graph.backward:
-            node = _current_node()
+            node = current_node()
             before: _Modules = self._forwards.get(node, {}) if node is not None else {}
             return before
         by_head, context = modules_in_frame(graph.heads)
@@ -183,7 +182,7 @@ class Compiled(Patches):
 
         A backward graph may be compiled later.
         """
-        context = inductor.tracing()
+        context = tracing_context()
         traced: tuple[Any, Mapping[str, int]] | None = self._traced_in.get(context) if context is not None else None
         if traced is None:
             traced = self._calls.current_site(False), inductor.modules_by_key(context)

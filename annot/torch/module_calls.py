@@ -25,7 +25,7 @@ from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of, tensors_in
 from annot.torch import autograd_nodes, dynamo, greenlets
 from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
-from annot.torch.internals import internal
+from annot.torch.internals import current_node, is_autocast, is_compiling, is_tracing, mode_count, next_number
 from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
@@ -34,8 +34,6 @@ __all__ = [
     "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "patched_call",
 ]  # fmt: skip
 
-_peek: Callable[[], int] = internal("torch.autograd._get_sequence_nr")
-_current_node: Callable[[], Any] = internal("torch._C._current_autograd_node")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +72,7 @@ class Calls(BackwardHooks):
         """Record that this thread has switched to another greenlet, and so to another call."""
         if self._backward:
             notes = self._threads.get()
-            notes.note(_peek(), notes.current)
+            notes.note(next_number(), notes.current)
 
     def drop_notes(self) -> None:
         """Delete the notes of all threads. The caller ensures that no block is open."""
@@ -121,10 +119,6 @@ _running: dict[int, list[Frame]]
 _push: Callable[[Any], None] | None
 _pop: Callable[[], None] | None
 _profiler: Final[Any] = torch.autograd.profiler
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
-_is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
-_is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
-_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 _Tensor: Final = torch.Tensor
 
 
@@ -134,7 +128,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     The whole path of a call is in one function: every further Python frame would cost a tenth of a microsecond.
     """
     # torch.compile traces through this function, and must see the original.
-    if _is_compiling():
+    if is_compiling():
         return _original(self, *args, **kwargs)
     try:
         notes = _thread.notes
@@ -149,9 +143,9 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if site is None:
             return _original(self, *args, **kwargs)
     key: Any = None
-    if site.shapes and _is_tracing() is None:
+    if site.shapes and is_tracing() is None:
         # A mode of the user would see the reads.
-        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or _is_autocast() or _mode_count()):
+        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or is_autocast() or mode_count()):
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor raises on access to its shape
@@ -168,7 +162,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         invocation = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
         if notes_nodes:
-            number = _peek()
+            number = next_number()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = invocation
             else:
@@ -190,7 +184,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             if parent is None and pop is not None and type(notes) is Notes:
                 client.pop_to(depth)
         if notes_nodes:
-            number = _peek()
+            number = next_number()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = parent
             else:
@@ -241,7 +235,7 @@ def _call_in_python(_: Any, module: Any, args: Any, kwargs: Any) -> Any:
 
 def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's profiler reads `self`
     # torch.compile traces through this function, and must see the original.
-    if _is_compiling():
+    if is_compiling():
         return _original(self, *args, **kwargs)
     return _call(_inner, self, args, kwargs)
 
@@ -310,7 +304,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """
     tensors = tensors_in(args, kwargs, is_tensor)
     with torch._C.DisableTorchFunction():
-        autocast = autocast_dtype(tensors) if _is_autocast() else ""
+        autocast = autocast_dtype(tensors) if is_autocast() else ""
         if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in tensors):
             return autocast, *[(tensor.shape, tensor.dtype) for tensor in tensors]
         return autocast, *map(spec_of, tensors)
@@ -319,7 +313,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 @bookkeeping(_nothing, "a layer runs without a range")
 def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Return the events of a call with these arguments, or None if creating them fails."""
-    if _is_tracing() is not None:  # torch.jit.trace would record the access to a shape
+    if is_tracing() is not None:  # torch.jit.trace would record the access to a shape
         return site.make_events((), {})
     events = site.events.recall(key)
     if events is None:
@@ -334,7 +328,7 @@ def if_recomputed(
     site: Site, events: tuple[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Return the events of a call while a backward is open. Inside a node they are those of a recomputation."""
-    if _current_node() is None:
+    if current_node() is None:
         return events
     recomputed = site.recomputed.recall(events[0])
     if recomputed is None:

@@ -15,11 +15,11 @@ import torch
 
 from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import Choice
-from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.emit.shapes import specs_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.hyperparameters import gradients, hyperparameters
-from annot.torch.internals import internal
+from annot.torch.internals import tracing_context
 from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, join, path_to, paths, unwrapped
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
@@ -36,7 +36,6 @@ Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, Arguments]
 """Specs of the first tensors, the number of the others, and arguments."""
 
 _NOTHING: Final[tuple[Shown, Arguments]] = ((), 0, ()), ()
-_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 
 
 class Reference(weakref.ref[torch.nn.Module]):
@@ -136,10 +135,9 @@ class Site:
 
 
 def shown(tensors: list[Any]) -> Shown:
-    """Return specs of the first `MAX_TENSORS` tensors, the number of the others, and the dtype of autocast."""
+    """Return the specs of tensors as `specs_of` does, and the dtype of autocast."""
     dtype = autocast_dtype(tensors)
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-    return specs, max(0, len(tensors) - MAX_TENSORS), (("autocast", dtype),) if dtype else ()
+    return *specs_of(tensors), (("autocast", dtype),) if dtype else ()
 
 
 def autocast_dtype(tensors: list[Any]) -> str:
@@ -265,9 +263,8 @@ class Sites:
         return guard.attempt(self._discover, module, caller, otherwise=None, note=note)
 
     def _discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
-        if id(module) in self.by_id:
-            return None
-        if _tracing() is not None:  # torch.compile calls a copy of the module with fake tensors, up to PyTorch 2.4
+        # Up to PyTorch 2.4, torch.compile calls a copy of the module with fake tensors.
+        if id(module) in self.by_id or tracing_context() is not None:
             return None
         original = inner(module)
         if caller is None and not isinstance(original, Loss):

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from annot.emit import client, guard
 from annot.emit.patches import subclasses
 from annot.labels import optimizer_arguments, tag
-from annot.torch.internals import internal
+from annot.torch.internals import internal, is_compiling
 from annot.torch.patches import Patches
 from annot.util.weak_keys import WeakKeys
 
@@ -31,7 +31,6 @@ __all__ = ["OptimizerSteps", "install"]
 
 _before: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_pre_hooks")
 _after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_post_hooks")
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 
 class OptimizerSteps(Patches):
@@ -88,7 +87,7 @@ class OptimizerSteps(Patches):
         # A plain function: schedulers read `step.__func__`, and a wrapt wrapper returns the original there.
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self.live:
+            if is_compiling() or not self.live:
                 return original(optimizer, *args, **kwargs)
             return self._call_step(original, optimizer, args, kwargs)
 
@@ -113,7 +112,7 @@ class OptimizerSteps(Patches):
                 active.discard(ident)
 
     def _pre_hook(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        if _is_compiling():
+        if is_compiling():
             return None
         self._close_stale()
         if id(optimizer) in self._active():
@@ -129,7 +128,7 @@ class OptimizerSteps(Patches):
         return wrapped
 
     def _post_hook(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not _is_compiling():
+        if not is_compiling():
             self._close_stale()
 
     def _close_stale(self) -> None:

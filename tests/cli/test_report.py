@@ -183,7 +183,7 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
     [
         ("--steps 3-20", "argument --steps: steps must be like 3:20, 3:, :20 or 7, got '3-20'"),
         ("--rank -1", "argument --rank: must be a whole number, 0 or more, got '-1'"),
-        ("--workers 0", "argument --workers: must be at least 1, got 0"),
+        ("--workers 0", "argument --workers: must be a whole number, 1 or more, got '0'"),
         ("--dask tcp://x:1 --workers 2", "--workers cannot be combined with a Dask scheduler"),
     ],
 )
