@@ -84,31 +84,18 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         self._write(folder)
 
     def _check_path(self) -> None:
-        if self.path.is_dir():
-            raise AnnotError(f"{self.path} is a folder: use the name of a file")
-        if os.path.lexists(self.path) and not self._force:
-            raise AnnotError(f"{self.path} exists: use another name, or replace it with force=True")
-        if self.path.exists() and not self.path.is_file():
-            raise AnnotError(f"{self.path} is not a regular file: use another name")
+        from annot.collect.parts_folder import check_free
+
+        check_free(self.path, force=self._force)
         folder = Path(os.path.abspath(self.path)).parent
         if not folder.is_dir():
             raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
 
-    def _make_folder(self) -> PartsFolder:
-        from annot.collect.parts_folder import PartsFolder
-
-        try:
-            return PartsFolder(self.path, force=self._force)
-        except FileExistsError:
-            raise AnnotError(
-                f"{self.path}.parts exists: another recording is writing {self.path}, or was killed; remove the "
-                "folder or use force=True"
-            ) from None
-
     def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
+        from annot.collect.parts_folder import PartsFolder
         from annot.emit import client
 
-        folder = self._make_folder()
+        folder = PartsFolder(self.path, force=self._force)
         self._set_environ(_INJECTION, library)
         blind = _nvtx_is_blind(recorder)
         error = recorder.annot_recorder_start(os.fsencode(folder.path))

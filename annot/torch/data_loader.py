@@ -34,14 +34,12 @@ def install(patches: Patches) -> None:
 
 
 def _marked(iterate: Any, loader: Any) -> Any:
-    guard.attempt(lambda: client.mark(client.event(_loader_text(loader), few=True)), otherwise=None)
+    def text() -> str:
+        workers, persistent = int(loader.num_workers), bool(loader.persistent_workers)
+        return format_loader(workers=workers, persistent=persistent, pinned=bool(loader.pin_memory))
+
+    guard.mark(text)
     return iterate(loader)
-
-
-def _loader_text(loader: Any) -> str:
-    return format_loader(
-        workers=int(loader.num_workers), persistent=bool(loader.persistent_workers), pinned=bool(loader.pin_memory)
-    )
 
 
 def run_worker(*args: Any, **kwargs: Any) -> Any:

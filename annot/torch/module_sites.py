@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -443,33 +442,30 @@ def numbered(name: str, number: int) -> str:
 
 
 class Numbered:
-    """Allocator of the lowest number of a name that is not `taken`. It does not test all numbers in use."""
+    """Allocator of the lowest number of a name that is not `taken`."""
 
     def __init__(self, taken: Callable[[str], bool]) -> None:
         self._taken = taken
-        self._free: dict[str, list[int]] = {}  # ascending numbers by name; all from the last one on are free
+        self._least: dict[str, int] = {}  # by name; all lower numbers are taken
 
     def lowest(self, name: str) -> str:
         """Return the numbered name with the lowest number that is free."""
-        free = self._free.setdefault(name, [1])
-        while self._taken(candidate := numbered(name, free[0])):
-            if len(free) == 1:
-                free.append(free[0] + 1)
-            del free[0]
-        return candidate
+        number = self._least.get(name, 1)
+        while self._taken(numbered(name, number)):
+            number += 1
+        self._least[name] = number
+        return numbered(name, number)
 
     def free(self, name: str) -> None:
         """Release a numbered name."""
-        plain, sign, number = name.rpartition("#")
-        for free, freed in ((self._free.get(name), "1"), (self._free.get(plain) if sign else None, number)):
-            if free is not None and freed.isdecimal() and int(freed) < free[-1]:
-                index = bisect_left(free, int(freed))
-                if free[index] != int(freed):
-                    free.insert(index, int(freed))
+        plain, _, number = name.rpartition("#")
+        for base, freed in ((name, "1"), (plain, number)):
+            if base in self._least and freed.isdecimal():
+                self._least[base] = min(self._least[base], int(freed))
 
     def clear(self) -> None:
         """Forget all names."""
-        self._free.clear()
+        self._least.clear()
 
 
 def is_power_of_two(count: int) -> bool:

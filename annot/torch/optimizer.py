@@ -33,6 +33,13 @@ _before: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimiz
 _after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_post_hooks")
 
 
+class _Thread(threading.local):
+    """Ids of the optimizers whose step this thread runs inside a range."""
+
+    def __init__(self) -> None:
+        self.active: set[int] = set()
+
+
 class OptimizerSteps(Patches):
     """Ranges around `step` of every optimizer, from `install` to `undo`.
 
@@ -47,7 +54,7 @@ class OptimizerSteps(Patches):
     def __init__(self) -> None:
         super().__init__()
         self._wrappers: list[Any] = []
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._open: dict[int, Any] = {}  # ranges opened by the hooks, by thread id
         self._events = UpdateEvents()
 
@@ -94,7 +101,7 @@ class OptimizerSteps(Patches):
         return step
 
     def _call_step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        active = self._active()
+        active = self._thread.active
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
         depth, event, ident = client.depth(), self._events.next_event(optimizer), id(optimizer)
@@ -115,7 +122,7 @@ class OptimizerSteps(Patches):
         if is_compiling():
             return None
         self._close_stale()
-        if id(optimizer) in self._active():
+        if id(optimizer) in self._thread.active:
             return None
 
         def open_range() -> None:
@@ -136,13 +143,6 @@ class OptimizerSteps(Patches):
         opened = self._open.pop(threading.get_ident(), None)
         if opened is not None:
             client.end(opened)
-
-    def _active(self) -> set[int]:
-        try:
-            return self._thread.active  # type: ignore[no-any-return]
-        except AttributeError:
-            self._thread.active = set()
-            return self._thread.active  # type: ignore[no-any-return]
 
 
 def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:

@@ -12,15 +12,14 @@ import torch
 
 from annot import native
 from annot.emit import client, guard, layer_filter, search
-from annot.emit.capture_window import NO_CUDA
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
+from annot.emit.loop import OpenRanges
 from annot.emit.machine import say_machine
-from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
-from annot.emit.pausable import SwitchedBlock
+from annot.emit.pausable import NO_CUDA, SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.labels.tag import Phase
-from annot.torch import collectives, cpu_threads, data_loader, dynamo, greenlets, internals, module_calls, optimizer
+from annot.torch import collectives, data_loader, dynamo, greenlets, internals, module_calls, optimizer, process_marks
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.found_models import FoundModels
@@ -317,8 +316,8 @@ class Installed:
             data_loader.install(patches)
         if options.collectives:
             collectives.install(patches)
-        collectives.say_rank()
-        cpu_threads.say_threads()
+        process_marks.say_rank()
+        process_marks.say_threads()
         say_machine("PyTorch", str(torch.__version__))
 
     def _install_keras(self) -> None:
