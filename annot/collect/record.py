@@ -57,7 +57,9 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __enter__(self) -> Self:
         self.recording = None
+        from annot.collect.parts_folder import PartsFolder
         from annot.collect.run import built_recorder
+        from annot.emit import client
 
         library = built_recorder()
         self._check_path()
@@ -66,7 +68,20 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         if obstacle:
             warn(f"{obstacle}: {self.path} is not written", stacklevel=2)
             return self
-        self._begin(library, recorder)
+        folder = PartsFolder(self.path, force=self._force)
+        self._set_environ(_INJECTION, library)
+        blind = _nvtx_is_blind(recorder)
+        error = recorder.annot_recorder_start(os.fsencode(folder.path))
+        if error:
+            self._restore_environ()
+            folder.remove()
+            raise AnnotError(f"{self.path} cannot be written: {folder.path}: {os.strerror(error)}")
+        self._set_environ(_FOLDER, str(folder.path))
+        self._recorder, self._folder, self._pid = recorder, folder, os.getpid()
+        client.reattach()
+        if blind:
+            own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
+            warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=2)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,25 +105,6 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         folder = Path(os.path.abspath(self.path)).parent
         if not folder.is_dir():
             raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
-
-    def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
-        from annot.collect.parts_folder import PartsFolder
-        from annot.emit import client
-
-        folder = PartsFolder(self.path, force=self._force)
-        self._set_environ(_INJECTION, library)
-        blind = _nvtx_is_blind(recorder)
-        error = recorder.annot_recorder_start(os.fsencode(folder.path))
-        if error:
-            self._restore_environ()
-            folder.remove()
-            raise AnnotError(f"{self.path} cannot be written: {folder.path}: {os.strerror(error)}")
-        self._set_environ(_FOLDER, str(folder.path))
-        self._recorder, self._folder, self._pid = recorder, folder, os.getpid()
-        client.reattach()
-        if blind:
-            own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
-            warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=3)
 
     def _write(self, folder: PartsFolder) -> None:
         try:

@@ -101,7 +101,9 @@ def enabled() -> bool:
     """
     if _connected:
         return True
-    enabled_now = not _disabled and (_forced or attached() or _profiler_runs())
+    torch_profiler = sys.modules.get("torch.autograd.profiler")
+    profiles = getattr(torch_profiler, "_is_profiler_enabled", False)
+    enabled_now = not _disabled and (_forced or attached() or bool(profiles))
     if enabled_now:
         _connect()
     return enabled_now
@@ -273,11 +275,6 @@ def _follow_torch_profiler() -> None:
             _client.watch_profiler(profiler, range_type)
 
     wrapt.register_post_import_hook(watch, "torch.autograd.profiler")
-
-
-def _profiler_runs() -> bool:
-    profiler = sys.modules.get("torch.autograd.profiler")
-    return bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
 @functools.cache

@@ -116,8 +116,11 @@ class BackwardHooks:
             del frames[-1]
         if not frames:
             self._frames.pop(threading.get_ident(), None)
-        if self._workers:
-            self._close_workers()
+        # A run that ends on one thread, or fails, leaves ranges open on device threads. Such a thread is stale: its
+        # last node no longer belongs to a run. Inside a node, this may be a device thread itself.
+        stale = [worker for worker in list(self._workers.values()) if worker.last not in self._owners]
+        if stale and current_node() is None:
+            visit([(worker.device, worker.close) for worker in stale])
 
     def _forget(self, nodes: list[Any]) -> None:
         """Remove the nodes of a finished run from the owners, except nodes shared with another run."""
@@ -130,16 +133,6 @@ class BackwardHooks:
             else:
                 del self._shared[node]
             del nodes[-1]
-
-    def _close_workers(self) -> None:
-        """Close the ranges that finished runs have left open on device threads.
-
-        A run that ends on one thread, or fails, leaves ranges open on the others. Such a thread is stale: its last node
-        no longer belongs to a run. This does nothing inside a node, because this may be a device thread itself.
-        """
-        stale = [worker for worker in list(self._workers.values()) if worker.last not in self._owners]
-        if stale and current_node() is None:
-            visit([(worker.device, worker.close) for worker in stale])
 
     def _hook(self, node: Any, owner: Invocation | None, frame: Frame, *, keep_graph: bool) -> None:
         if node in self._owners:  # e.g. a hook runs part of a graph whose own run is not finished

@@ -105,9 +105,8 @@ class ThreadNotes:
         several threads created the nodes. It is also the case for a view whose base was modified through another view:
         autograd regenerates its node on the next access, possibly during an operation whose node already has a number.
         """
-        numbers: dict[Any, int] = {
-            node: node._sequence_nr() for node in map(_node_of, roots) if autograd_nodes.is_node(node)
-        }
+        root_nodes = (root.grad_fn if isinstance(root, torch.Tensor) else root[0] for root in roots)
+        numbers: dict[Any, int] = {node: node._sequence_nr() for node in root_nodes if autograd_nodes.is_node(node)}
         pending = [node for node, number in numbers.items() if number != _ACCUMULATE_GRAD]
         owners: dict[int, Callable[[int], Invocation | None]] = {}
         entries: list[tuple[int, int, Invocation | None, Any]] = []
@@ -151,10 +150,6 @@ class ThreadNotes:
 def thread_notes(_greenlets: bool) -> ThreadNotes:
     """Return the notes of this process's threads, with or without greenlets. `cache_clear` deletes them."""
     return ThreadNotes()
-
-
-def _node_of(root: Any) -> Any:
-    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
 def _no_owner(_: int) -> Invocation | None:
