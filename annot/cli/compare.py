@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         from annot.report.page.data import comparison_data
         from annot.report.page.render import as_page
 
-        data = comparison_data(*sides, (args.a, args.b), args.by)
+        data = comparison_data(sides[0], sides[1], (args.a, args.b), args.by)
         output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)
     else:
         report = ComparisonReport(comparison, args.a, args.b, args.top, (args.min_share or 0) / 100)

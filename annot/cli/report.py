@@ -267,9 +267,11 @@ def _opened(args: argparse.Namespace) -> Run | Ranks:
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
     from annot.report.export import files
-    from annot.report.export.nsys_report import enrich
+    from annot.report.export.nsys_report import enrich, report_of_profile
 
-    report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
+    report = report_of_profile(run.file) if args.format == "nsys-rep" else None
+    if report is not None and args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
+        raise AnnotError(f"{args.output} is the input: use another name with -o")
     attribution = run.attribution_with_calls
     try:
         if report is not None:
@@ -279,15 +281,6 @@ def _export(run: Run, args: argparse.Namespace) -> None:
             write(attribution, run.path, args.output, force=args.force)
     except OSError as error:
         raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
-
-
-def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
-    from annot.report.export.nsys_report import report_of_profile
-
-    report = report_of_profile(run.file)
-    if args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
-        raise AnnotError(f"{args.output} is the input: use another name with -o")
-    return report
 
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
@@ -340,19 +333,15 @@ def _print(
     from annot.report.terminal.table import print_rest, print_table
 
     if not isinstance(report, Report):
-        _print_ranks(report, console, full_names=full_names, more=more, table=table)
+        from annot.report.terminal.ranks import print_ranks, print_ranks_answer
+
+        if not table:
+            print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
+        if table or not more:
+            print_ranks(report, console, full_names=full_names, with_verdict=table)
     elif table:
         print_table(report, console, full_names=full_names)
     else:
         print_answer(report, console, more=more, reasons="--by advice")
         if not more:
             print_rest(report, console)
-
-
-def _print_ranks(report: RanksReport, console: Console, *, full_names: bool, more: str, table: bool) -> None:
-    from annot.report.terminal.ranks import print_ranks, print_ranks_answer
-
-    if not table:
-        print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
-    if table or not more:
-        print_ranks(report, console, full_names=full_names, with_verdict=table)

@@ -57,12 +57,15 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __enter__(self) -> Self:
         self.recording = None
-        from annot.collect.parts_folder import PartsFolder
+        from annot.collect.parts_folder import PartsFolder, check_free
         from annot.collect.run import built_recorder
         from annot.emit import client
 
         library = built_recorder()
-        self._check_path()
+        check_free(self.path, force=self._force)
+        parent = Path(os.path.abspath(self.path)).parent
+        if not parent.is_dir():
+            raise AnnotError(f"{self.path} cannot be written: the folder {parent} does not exist")
         recorder = ctypes.CDLL(library)
         obstacle = _obstacle(library, recorder)
         if obstacle:
@@ -97,14 +100,6 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         if os.path.abspath(self.path) != str(folder.target):  # the program changed the working directory
             self.path = folder.target
         self._write(folder)
-
-    def _check_path(self) -> None:
-        from annot.collect.parts_folder import check_free
-
-        check_free(self.path, force=self._force)
-        folder = Path(os.path.abspath(self.path)).parent
-        if not folder.is_dir():
-            raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
 
     def _write(self, folder: PartsFolder) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import torch.utils.data as torch_data
@@ -56,10 +55,5 @@ def run_worker(*args: Any, **kwargs: Any) -> Any:
 
 
 def _fetching(*_: Any) -> Any:
-    worker = torch_data.get_worker_info()
-    return _event(None if worker is None else worker.id)
-
-
-@functools.cache
-def _event(number: int | None) -> Any:
+    number = getattr(torch_data.get_worker_info(), "id", None)
     return client.event(tag.format(tag.Tag(module=tag.WORKER, phase="data", step=number)), category="data", few=True)

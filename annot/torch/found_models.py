@@ -26,7 +26,7 @@ class FoundModels:
         self._models: list[Model] = []
         self._finds: Counter[type] = Counter()
 
-    @bookkeeping(lambda *_: None, "a model runs without ranges")
+    @bookkeeping(note="a model runs without ranges")
     def find(self, module: torch.nn.Module) -> None:
         """Add the model of a module, and the models that optimizers update.
 

@@ -264,7 +264,7 @@ def hide_from_profiler(patches: Patches) -> None:
     patches.replace(profiler, "_enable_profiler", enable)
 
 
-def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], F]:
+def bookkeeping(otherwise: Callable[..., Any] = lambda *_: None, note: str = "") -> Callable[[F], F]:
     """Decorate an internal function of annot that runs inside a module call.
 
     torch.compile does not compile the function, and its failures do not reach the user. The result is then that of
@@ -288,15 +288,11 @@ def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], 
     return decorate
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
-bury: Final = bookkeeping(_nothing)(Sites.bury)
+bury: Final = bookkeeping()(Sites.bury)
 """Forget the modules that were deleted since the last call."""
 
 
-@bookkeeping(_nothing)
+@bookkeeping()
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a key of the shapes, dtypes and autocast dtype of a call. Calls with equal keys share their events.
 
@@ -310,7 +306,7 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return autocast, *map(spec_of, tensors)
 
 
-@bookkeeping(_nothing, "a layer runs without a range")
+@bookkeeping(note="a layer runs without a range")
 def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Return the events of a call with these arguments, or None if creating them fails."""
     if is_tracing() is not None:  # torch.jit.trace would record the access to a shape

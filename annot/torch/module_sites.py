@@ -267,7 +267,10 @@ class Sites:
             return None
         original = inner(module)
         if caller is None and not isinstance(original, Loss):
-            self._look_for_model(original)
+            with self._lock:
+                if self._find_model is not None and id(original) not in self.by_id:
+                    self._find_model(original)
+                    self._exclude(original)  # if it is in no model, search only once
         if id(module) in self.by_id:
             return self.by_id[id(module)]
         wrapped = self.by_id.get(id(original)) if original is not module else None
@@ -282,12 +285,6 @@ class Sites:
             if parent is None or self.by_id.get(id(parent)) is None or not self._should_search(module):
                 return None
             return self._find(module, parent, caller)
-
-    def _look_for_model(self, module: torch.nn.Module) -> None:
-        with self._lock:
-            if self._find_model is not None and id(module) not in self.by_id:
-                self._find_model(module)
-                self._exclude(module)  # if it is in no model, search only once
 
     def _should_search(self, module: torch.nn.Module) -> bool:
         """Return whether to search a module again: only at call 1, 2, 4, 8 and so on, because a search is slow."""

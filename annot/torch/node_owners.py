@@ -9,7 +9,7 @@ import functools
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -105,7 +105,7 @@ class ThreadNotes:
         several threads created the nodes. It is also the case for a view whose base was modified through another view:
         autograd regenerates its node on the next access, possibly during an operation whose node already has a number.
         """
-        root_nodes = (root.grad_fn if isinstance(root, torch.Tensor) else root[0] for root in roots)
+        root_nodes: Iterator[Any] = (root.grad_fn if isinstance(root, torch.Tensor) else root[0] for root in roots)
         numbers: dict[Any, int] = {node: node._sequence_nr() for node in root_nodes if autograd_nodes.is_node(node)}
         pending = [node for node, number in numbers.items() if number != _ACCUMULATE_GRAD]
         owners: dict[int, Callable[[int], Invocation | None]] = {}

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from annot.emit import client, guard
+from annot.emit import client
 from annot.emit.patches import subclasses
+from annot.emit.update_events import UpdateEvents
 from annot.labels import optimizer_arguments, tag
 from annot.torch.internals import internal, is_compiling
 from annot.torch.patches import Patches
-from annot.util.weak_keys import WeakKeys
 
 __all__ = ["OptimizerSteps", "install"]
 
@@ -56,7 +56,7 @@ class OptimizerSteps(Patches):
         self._wrappers: list[Any] = []
         self._thread = _Thread()
         self._open: dict[int, Any] = {}  # ranges opened by the hooks, by thread id
-        self._events = UpdateEvents()
+        self._events = UpdateEvents(_parameter_groups, _arguments)
 
     def install(self) -> None:
         """Patch every optimizer class that is in use now or used later."""
@@ -160,32 +160,12 @@ def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
     return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
 
 
-class UpdateEvents:
-    """Cache of the events of optimizer steps.
-
-    Parameters are counted at the first step of an optimizer, and again when its parameter groups change.
-    """
-
-    def __init__(self) -> None:
-        self._cache: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
-
-    def next_event(self, optimizer: Any) -> Any:
-        """Return the event of the next step of an optimizer, without arguments if reading the groups fails."""
-        event = guard.attempt(self._next_event, optimizer, otherwise=None)
-        return _step_event(optimizer) if event is None else event
-
-    def _next_event(self, optimizer: Any) -> Any:
-        groups = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
-        cached = self._cache.get(optimizer)
-        if cached is None or cached[0] != groups:
-            shown = *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
-            cached = self._cache[optimizer] = groups, _step_event(optimizer, shown)
-        return cached[1]
+def _parameter_groups(optimizer: Any) -> list[tuple[int, int]]:
+    return [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
 
 
-def _step_event(optimizer: Any, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
-    text = optimizer_arguments.text(type(optimizer).__name__, arguments)
-    return client.event(text, category="optimizer", few=True)
+def _arguments(optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
+    return *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
 
 
 def _rows(groups: Iterable[Any]) -> Iterator[optimizer_arguments.Row]:
