@@ -79,13 +79,16 @@ def _eager_range(event: Any) -> Outermost:
     return Outermost("optimizer", event)
 
 
-def _updated(optimizer: Any, variables: Sequence[Any] | None) -> Sequence[Any]:
-    """Return the variables of an update. If `variables` is None, it updates those that the optimizer was built for."""
+def _updated(optimizer: Any, variables: Any) -> Sequence[Any]:
+    """Return the variables of an update. Without a sequence, they are those that the optimizer was built for.
+
+    An iterator is left to Keras, which would find it empty.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return variables if variables is not None else getattr(inner, "_trainable_variables", ())
+    return variables if isinstance(variables, (list, tuple)) else getattr(inner, "_trainable_variables", ())
 
 
-def _arguments(optimizer: Any, variables: Sequence[Any] | None) -> tuple[tuple[str, tag.Value], ...]:
+def _arguments(optimizer: Any, variables: Any) -> tuple[tuple[str, tag.Value], ...]:
     """Return what the range of an update shows. For a wrapper such as `LossScaleOptimizer`, this is the inner one."""
     inner, names = getattr(optimizer, "inner_optimizer", optimizer), (*optimizer_arguments.NUMBERS, "weight_decay")
     on = optimizer_arguments.switched_on({name: getattr(inner, name, None) for name in names}, decoupled=True)
