@@ -228,9 +228,7 @@ def _category(domain: str, name: str) -> int:
 def _argb(color: str | int | None, category: str | None) -> int:
     if color is None:
         return COLORS.get(category or "", _DEFAULT_COLOR)
-    if isinstance(color, int):
-        return color
-    return color_number(color)
+    return color if isinstance(color, int) else color_number(color)
 
 
 def color_number(name: str) -> int:

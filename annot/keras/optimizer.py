@@ -12,6 +12,7 @@ from typing import Any, Final
 import keras
 
 from annot.emit import client
+from annot.emit.class_sources import library_class
 from annot.emit.outermost import Outermost
 from annot.emit.patches import Patches, subclasses
 from annot.emit.update_events import UpdateEvents
@@ -105,8 +106,5 @@ _events: Final = UpdateEvents(lambda *step: [id(variable) for variable in _updat
 
 def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
     """Return ``base``, the Keras class whose update step the optimizer uses, if `name` is another one."""
-    cls: Any = type(optimizer)
-    keras_class = next((base for base in cls.__mro__ if base.__module__.startswith("keras.src.optimizers.")), cls)
-    if keras_class.__name__ == name or cls.update_step is not keras_class.update_step:
-        return ()
-    return (("base", keras_class.__name__),)
+    keras_class = library_class(type(optimizer), "keras.src.optimizers.", "update_step")
+    return () if keras_class is None or keras_class.__name__ == name else (("base", keras_class.__name__),)
