@@ -13,6 +13,8 @@ __all__ = ["MAX_TENSORS", "spec_of", "specs_of", "tensor_specs", "tensors_in"]
 MAX_TENSORS: Final = 8
 """Maximum number of tensors in the text of a range. The text counts the others."""
 
+_DEPTH: Final = 2
+
 
 def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], int]:
     """Return the specs of the first `MAX_TENSORS` tensor arguments of a call, and the number of the others.
@@ -33,14 +35,12 @@ def specs_of(tensors: Sequence[Any]) -> tuple[tuple[TensorSpec, ...], int]:
     return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
 
 
-def tensors_in(
-    args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool], depth: int = 2
-) -> list[Any]:
-    """Return the tensor arguments in the order of `tensor_specs`. Containers are searched `depth` levels deep."""
+def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> list[Any]:
+    """Return the tensor arguments in the order of `tensor_specs`."""
     tensors: list[Any] = []
-    _collect(args, depth, is_tensor, tensors)
+    _collect(args, _DEPTH, is_tensor, tensors)
     if kwargs:
-        _collect(kwargs.values(), depth, is_tensor, tensors)
+        _collect(kwargs.values(), _DEPTH, is_tensor, tensors)
     return tensors
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -14,7 +13,6 @@ from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
 
 from annot.emit import client
-from annot.emit.shapes import tensors_in
 from annot.labels.tag import Phase, Tag
 from annot.tf import library, operation_owners, owners
 
@@ -230,8 +228,7 @@ def _can_open(inputs: Any) -> bool:
     if not client.enabled():
         return False
     _keep_recording_owners()
-    # A symbolic tensor of Keras anywhere in the inputs.
-    if tensors_in([inputs], {}, lambda value: type(value).__name__ == "KerasTensor", depth=sys.maxsize):
+    if _has_symbolic(inputs):
         client.warn_once(_KERAS_TENSOR)
         return False
     if tf.executing_eagerly():
@@ -240,6 +237,15 @@ def _can_open(inputs: Any) -> bool:
     if reason:
         client.warn_once(reason)
     return reason is None
+
+
+def _has_symbolic(value: Any) -> bool:
+    """Return whether the inputs contain a symbolic tensor of Keras."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_symbolic, value))
+    if isinstance(value, dict):
+        return any(map(_has_symbolic, value.values()))
+    return type(value).__name__ == "KerasTensor"
 
 
 @functools.cache

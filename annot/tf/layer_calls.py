@@ -15,7 +15,7 @@ from tensorflow.python.framework.ops import EagerTensor
 from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import EVERYTHING, Choice
 from annot.emit.patches import Patches
-from annot.emit.shapes import MAX_TENSORS, specs_of, tensors_in
+from annot.emit.shapes import MAX_TENSORS, specs_of
 from annot.keras.hyperparameters import gradients, hyperparameters
 from annot.keras.layer_paths import SEPARATOR, paths
 from annot.labels import tag
@@ -46,7 +46,7 @@ _NO_XLA: Final = (
     "XLA-compiled code (jit_compile=True) has layer names but no layer ranges: set jit_compile=False to see the ranges"
 )
 _DEPTH: Final = 3
-_NOT_TENSORS: Final = (type(None), bool, int, float, str, list, tuple, dict)
+_NOT_TENSORS: Final = (type(None), bool, int, float, str)
 """Types that need no `isinstance` check against TensorFlow's classes, which is slow."""
 
 
@@ -180,14 +180,25 @@ def _keras_infers_shapes() -> bool:
 
 def _tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the input tensors of a call, without masks."""
-    named = {name: value for name, value in kwargs.items() if name != "mask" and not name.endswith("_mask")}
-    return tensors_in(args, named, _is_tensor, _DEPTH)
+    tensors: list[Any] = []
+    for value in args:
+        _collect(value, _DEPTH, tensors)
+    for name, value in kwargs.items():
+        if value is not None and name != "mask" and not name.endswith("_mask"):
+            _collect(value, _DEPTH, tensors)
+    return tensors
 
 
-def _is_tensor(value: Any) -> bool:
+def _collect(value: Any, depth: int, tensors: list[Any]) -> None:
+    """Collect tensors as `annot.emit.shapes.tensors_in` does, in half its time for the types of TensorFlow."""
     if isinstance(value, tf.Tensor):
-        return True
-    return not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
+        tensors.append(value)
+    elif isinstance(value, (list, tuple, dict)):
+        if depth:
+            for item in value.values() if isinstance(value, dict) else value:
+                _collect(item, depth - 1, tensors)
+    elif not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        tensors.append(value)
 
 
 def _needs_gradient(tensor: Any) -> bool:
