@@ -146,4 +146,4 @@ def _torch_class(module: nn.Module | None) -> type[nn.Module] | None:
     if cls in (None, nn.Module):  # OptimizedModule of torch.compile inherits the forward of nn.Module
         return None
     lazy = getattr(module, "cls_to_become", None)
-    return lazy if isinstance(lazy, type) else cls  # type: ignore[no-any-return]
+    return lazy if isinstance(lazy, type) else cls

@@ -85,6 +85,15 @@ def _is(value: object, path: Path) -> bool:
     return any(str(one) == str(path) for one in values if isinstance(one, str | Path))
 
 
+def test_depth_0_prints_a_table(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number 0 is an option for the table too, so that the answer is left out."""
+    printed = []
+    for options in (["--depth", "0"], ["--depth", "0", "--by", "layer"]):
+        assert main([str(source), *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
 def test_json_on_standard_output(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON goes to standard output and nothing else does."""
     assert main(["report", str(source), "--format", "json", "--by", "kernel"]) == 0
