@@ -10,8 +10,6 @@ from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.keras import check_keras_backend
 
-__all__ = ["emit_ranges"]
-
 _PYTORCH_ONLY: Final = {"memory": False, "ops": False, "collectives": True, "compiled": True, "name": None}
 _TENSORFLOW_ONLY: Final = {"mode": None}
 """Options for one framework, with the defaults."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from annot.analyze.calibrations import Calibration
     from annot.torch.measured_peaks import Measurement
 
-__all__ = ["add_arguments", "run"]
-
 _BUSY = 0.5
 """Load per core from which other programs disturb the measurement."""
 _EXAMPLES = """\

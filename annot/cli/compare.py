@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from annot.analyze.compare import Folds
     from annot.attribution import Attribution
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot compare before.sqlite after.sqlite

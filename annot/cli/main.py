@@ -15,8 +15,6 @@ from typing import Any, Final, NoReturn
 
 from annot.util.ascii import ERRORS
 
-__all__ = ["COMMANDS", "main", "make_parser", "with_command"]
-
 COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
     "report": "print the time of each layer in a profile; annot PROFILE is short for it",

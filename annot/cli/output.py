@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from annot.runs.run import Run
     from annot.runs.selection import Selection
 
-__all__ = [
-    "UsageError", "add_output_arguments", "add_peaks_argument", "add_row_arguments", "add_step_arguments",
-    "check_output", "console_for", "deliver", "drop_output", "given", "number_type", "opened", "row_problem", "say",
-    "selection_of", "settle_format", "show_page", "whole_number",
-]  # fmt: skip
-
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {
     ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".html": "html",

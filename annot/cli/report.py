@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
 
-__all__ = ["add_arguments", "print_report", "run"]
-
 _EXPORTS = ("trace", "tensorboard", "nsys-rep")
 """Formats of files for other tools."""
 _EXAMPLES = """\

@@ -20,8 +20,6 @@ from typing import Final
 
 from annot.cli import output
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot roofline run.sqlite

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
     from annot.collect.run import Collected
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot run -- python train.py
@@ -71,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    from annot.collect.collectors import CommandError, choose, collect
+    from annot.collect.collectors import choose, collect
+    from annot.collect.run import CommandError
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:

@@ -18,7 +18,6 @@ from annot.collect.run import (
     SIGNALED,
     Collected,
     Collector,
-    CommandError,
     Job,
     built_recorder,
     nothing_recorded,
@@ -27,8 +26,6 @@ from annot.collect.run import (
 )
 from annot.errors import AnnotError, EmptyProfileError
 from annot.util.installed_tools import find_nsys, python_of
-
-__all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "collect"]
 
 _WITHOUT_MODEL: Final = "before it called a model"
 _WITHOUT_TRACE: Final = f"{_WITHOUT_MODEL}, or ran Python with -I, -E or -S: torch.profiler wrote no trace"

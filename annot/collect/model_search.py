@@ -11,8 +11,6 @@ import wrapt
 from annot.emit import client, guard, search
 from annot.emit.patches import Patches
 
-__all__ = ["search_when_imported"]
-
 _NOTE: Final = "models run without ranges"
 
 

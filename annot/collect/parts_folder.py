@@ -17,8 +17,6 @@ from typing import Final
 from annot.errors import AnnotError
 from annot.read.recording.files import PART_SUFFIX, retire
 
-__all__ = ["LOCK", "FolderExistsError", "PartsFolder", "check_free"]
-
 LOCK: Final = "annot.lock"
 """Name of the lock file. It contains the id of the last process that locked it."""
 

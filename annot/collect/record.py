@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from annot.collect.parts_folder import PartsFolder
     from annot.read.recording.export import Recording
 
-__all__ = ["record"]
-
 _INJECTION: Final = "NVTX_INJECTION64_PATH"
 _FOLDER: Final = "ANNOT_RECORD_DIR"
 

@@ -22,11 +22,6 @@ SIGNALED: Final = 128
 """A shell reports this status plus the number of the signal that ended a command."""
 _SITE: Final = Path(__file__).parent / "site"
 
-__all__ = [
-    "SIGNALED", "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment",
-    "nothing_recorded", "resolve_command", "run_child", "shell_status",
-]  # fmt: skip
-
 
 class CommandError(AnnotError):
     """The command cannot be run; `status` is the exit status that a shell would return."""

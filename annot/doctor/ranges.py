@@ -18,8 +18,6 @@ from annot.doctor.finding import Check, Machine, State, folder_of
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release, version_of
 
-__all__ = ["examine", "nvtx_package", "self_test", "switches"]
-
 _SELF_TEST: Final = """
 import annot
 for name in ("one", "two", "three"):

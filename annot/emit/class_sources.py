@@ -12,8 +12,6 @@ from typing import Any, Final
 from annot.emit import client, guard
 from annot.labels.marks import format_source
 
-__all__ = ["library_class", "note", "noted", "source_of"]
-
 _FRAMEWORKS: Final = ("torch", "keras", "tf_keras", "tensorflow", "annot")
 _sources: Final[dict[tuple[str, str], str]] = {}
 _noted: Final[dict[str, str]] = {}

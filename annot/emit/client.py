@@ -22,28 +22,6 @@ from annot.labels import tag
 from annot.labels.tag import COLORS, DOMAIN, NOTE
 from annot.util.locks import fork_safe
 
-__all__ = [
-    "DOMAIN",
-    "MAX_TEXTS",
-    "attached",
-    "depth",
-    "enable",
-    "enabled",
-    "end",
-    "event",
-    "inside",
-    "mark",
-    "pop",
-    "pop_to",
-    "push",
-    "reattach",
-    "release",
-    "start",
-    "texts",
-    "warn_once",
-    "wrapper",
-]
-
 _DEFAULT_COLOR: Final = 0xFF3C78D8
 
 

@@ -8,8 +8,6 @@ from typing import Any, Final, TypeVar
 from annot import native
 from annot.emit import client
 
-__all__ = ["attempt", "exit_method", "mark", "recurs", "to_the_end"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-__all__ = ["EVERYTHING", "Choice", "Selection", "choose"]
-
 Selection: TypeAlias = "str | type[Any] | Iterable[str | type[Any]] | None"
 """A path pattern, a layer class, or an iterable of these."""
 

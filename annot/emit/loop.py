@@ -12,8 +12,6 @@ from annot.emit import client
 from annot.labels.tag import Phase, Tag
 from annot.labels.tag import format as format_tag
 
-__all__ = ["OpenRanges", "batch", "batches", "epoch", "epochs"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ import re
 from annot.emit import guard
 from annot.labels.marks import format_machine
 
-__all__ = ["cpu_name", "machine", "say_machine"]
-
 
 def say_machine(framework: str, version: str) -> None:
     """Emit the mark of `annot.labels.marks.format_machine`.

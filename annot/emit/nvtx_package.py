@@ -11,8 +11,6 @@ from typing import Any
 from annot.errors import warn
 from annot.labels.tag import DOMAIN
 
-__all__ = ["PackageClient", "PackageEvent"]
-
 
 @dataclass(slots=True, eq=False)
 class PackageEvent:

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["Patches", "subclasses", "undo_all"]
-
 _ABSENT: Final = object()
 
 

@@ -10,8 +10,6 @@ from annot.emit import client, guard, loop
 from annot.emit.schedule import CAPTURE_RANGE, Schedule
 from annot.util.locks import fork_safe
 
-__all__ = ["NO_CUDA", "SwitchedBlock"]
-
 _NO_STEPS: Final = (
     "emit_ranges counted no step for its schedule: call step() on the block after each batch, or loop over "
     "annot.batches"

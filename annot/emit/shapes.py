@@ -8,8 +8,6 @@ from typing import Any, Final
 from annot.emit import guard
 from annot.labels.tag import TensorSpec, short_dtype
 
-__all__ = ["MAX_TENSORS", "spec_of", "specs_of", "tensor_specs", "tensors_in"]
-
 MAX_TENSORS: Final = 8
 """Maximum number of tensors in the text of a range. The text counts the others."""
 

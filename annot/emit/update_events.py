@@ -9,8 +9,6 @@ from annot.emit import client, guard
 from annot.labels import optimizer_arguments, tag
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["UpdateEvents"]
-
 
 class UpdateEvents:
     """Cache of the events of optimizer steps. Arguments are read at the first step, and when the key changes.

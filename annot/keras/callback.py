@@ -13,8 +13,6 @@ from annot.emit import client, loop
 from annot.emit.loop import OpenRanges
 from annot.emit.patches import Patches
 
-__all__ = ["AnnotCallback", "close_operations"]
-
 _FUNCTIONS: Final = {
     "": "train_function",
     "validate": "test_function",

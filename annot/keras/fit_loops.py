@@ -10,8 +10,6 @@ import keras
 from annot.emit.patches import Patches
 from annot.keras.callback import AnnotCallback
 
-__all__ = ["LOOPS", "FitLoops", "call"]
-
 LOOPS: Final = ("fit", "evaluate", "predict")
 """Methods of a model that loop over batches."""
 

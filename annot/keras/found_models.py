@@ -15,8 +15,6 @@ from annot.emit.patches import Patches
 from annot.keras import fit_loops
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["FoundModels"]
-
 _CALLS: Final = ("__call__", "train_on_batch", "test_on_batch", "predict_on_batch")
 _MOST: Final = 8
 """Maximum number of models with an open block, because a block keeps its model alive. Later models close the first."""

@@ -17,8 +17,6 @@ from annot.keras.layer_paths import children
 from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 
-__all__ = ["gradients", "hyperparameters"]
-
 
 def _layout(layer: Any) -> str:
     """Return the layout of a normalization layer. Axis 1 means channels first."""

@@ -18,8 +18,6 @@ from annot.emit.patches import Patches, subclasses
 from annot.emit.update_events import UpdateEvents
 from annot.labels import optimizer_arguments, tag
 
-__all__ = ["OptimizerSteps"]
-
 
 class OptimizerSteps(Patches):
     """Ranges around `apply` of every Keras optimizer, from `install` to `undo`. `apply_gradients` calls `apply`.

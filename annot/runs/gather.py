@@ -37,8 +37,6 @@ from annot.runs.skew import (
 )
 from annot.util.whole_files import write_file
 
-__all__ = ["OneRankError", "RankTable", "Ranks", "rank_tables"]
-
 _COMMUNICATION: Final = "layer_communication"
 """The view whose comparison also splits collectives into skew and transfer."""
 _TIMES: Final = {"step": "host_ns", _COMMUNICATION: "exposed_ns", "stage": "bubble_ns"}

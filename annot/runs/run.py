@@ -35,8 +35,6 @@ from annot.util.whole_files import write_file
 if TYPE_CHECKING:
     from annot.analyze.advice import Facts
 
-__all__ = ["Run", "check", "correlate", "page_of", "paths_to_expand", "view_of"]
-
 _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
 _LARGEST: Final = 10

@@ -9,8 +9,6 @@ from typing import Final
 from annot.analyze.peak_sources import peaks_from_file
 from annot.analyze.roofs import Peaks
 
-__all__ = ["ALL", "Selection"]
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:

@@ -12,8 +12,6 @@ from annot.report.charts.profile_charts import roofs
 from annot.sweep.grid import Sweep
 from annot.sweep.tables import against_hidden, backward_ratio, roofline, speedup
 
-__all__ = ["backward_chart", "batch_charts", "charts", "hidden_chart", "roofline_chart", "speedup_chart"]
-
 _MS: Final = pl.col("step_ns") / 1e6
 
 

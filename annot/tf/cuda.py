@@ -19,8 +19,6 @@ import tensorflow as tf
 from annot.emit import client
 from annot.emit.pausable import NO_CUDA
 
-__all__ = ["switch_ranges", "tell_cuda", "without_ranges"]
-
 _SYMBOL: Final = "_ZN3tsl8profiler15AnnotationStack6EnableEb"
 
 

@@ -24,8 +24,6 @@ from annot.tf import name_scopes, owners
 from annot.tf.dynamic_sizes import sources_of
 from annot.util.lru_cache import Recent
 
-__all__ = ["Layers", "Options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

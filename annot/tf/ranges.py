@@ -24,8 +24,6 @@ from annot.tf.layer_calls import Layers, LayerWrapper, Options
 from annot.tf.training_loop import DataWaits, StepFunctions
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "emit_ranges", "found_block"]
-
 
 def emit_ranges(
     model: keras.Layer,

@@ -11,8 +11,6 @@ from annot.emit.loop import OpenRanges
 from annot.emit.patches import Patches
 from annot.keras.callback import close_operations
 
-__all__ = ["SessionHook"]
-
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """A range ``Batch 12`` around each run of a monitored session, counted from 0.

@@ -17,8 +17,6 @@ from annot.emit.patches import Patches
 from annot.labels import tag
 from annot.tf import owners
 
-__all__ = ["DataWaits", "StepFunctions"]
-
 _STEPS: Final = ("train_function", "test_function", "predict_function")
 
 

@@ -16,8 +16,6 @@ from annot.torch import collectives
 from annot.torch.backward_hooks import device_threads_in_use
 from annot.torch.internals import tracing_context
 
-__all__ = ["Engine"]
-
 _holder: Final[Any] = torch.autograd.Variable
 
 

@@ -24,8 +24,6 @@ from annot.torch.internals import current_node, internal, next_number
 from annot.torch.node_owners import BACKWARD, DEPTH, PARENT, Invocation, ThreadNotes
 from annot.util.locks import fork_safe
 
-__all__ = ["BackwardHooks", "Frame", "device_of", "device_threads_in_use", "visit"]
-
 _HOOKED_KEY: Final = "annot hook"
 _Engine: Final[Any] = internal("torch._C._ImperativeEngine")
 _accelerator: Final[Callable[[], torch.device]] = internal("torch._C._get_accelerator") or (lambda: torch.device("cpu"))

@@ -25,8 +25,6 @@ from annot.labels import tag
 from annot.torch.module_sites import is_tensor
 from annot.torch.patches import Patches
 
-__all__ = ["awaited", "install"]
-
 # Names of the operations by method of ProcessGroup, over all releases of PyTorch.
 _METHODS: Final = {
     "allreduce": "all_reduce",

@@ -33,8 +33,6 @@ from annot.torch.module_sites import Site
 from annot.torch.traced_variables import dotted, modules_in_frame, parse, reached
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["Compiled", "traced_layers"]
-
 _RUNTIME: Final = compiled_ranges.__name__
 _HEADER: Final = f"""
 try:

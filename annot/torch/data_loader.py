@@ -13,8 +13,6 @@ from annot.labels.marks import format_loader
 from annot.torch.internals import internal
 from annot.torch.patches import Patches
 
-__all__ = ["install", "run_worker"]
-
 _BaseDataLoaderIter: Final[Any] = internal("torch.utils.data.dataloader._BaseDataLoaderIter")
 _run_worker: Final[Any] = internal("torch.utils.data._utils.worker._worker_loop")
 

@@ -15,8 +15,6 @@ from annot.torch.module_calls import bookkeeping
 from annot.torch.module_paths import children, inner, is_keras
 from annot.torch.module_sites import Model, Sites, is_power_of_two
 
-__all__ = ["FoundModels"]
-
 
 class FoundModels:
     """Models of the modules that `find` receives. It does not keep them alive."""

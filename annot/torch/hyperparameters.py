@@ -18,8 +18,6 @@ from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 from annot.torch.module_paths import is_keras
 
-__all__ = ["gradients", "hyperparameters"]
-
 
 def _has(name: str) -> Callable[[Any], bool]:
     """Return a test for a parameter. It avoids getattr, which would compute a parametrized one."""

@@ -16,12 +16,6 @@ from typing import Any, Final
 
 from annot.torch.internals import tracing_context
 
-__all__ = [
-    *("being_called", "copies_stacks", "copy_stacks", "current_graph", "find", "graph_id", "is_backward"),
-    *("modules_by_key", "nodes_of"),
-]
-
-
 _AOT_ID: Final = re.compile(r"# AOT ID: \['(\d+)_(\w+)'\]")
 """Comment with number and kind of a graph in its code."""
 

@@ -15,11 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-__all__ = [
-    *("INTERNALS", "Internal", "current_node", "internal", "is_autocast", "is_compiling", "is_tracing", "missing"),
-    *("mode_count", "next_number", "tracing_context"),
-]
-
 
 class Internal(NamedTuple):
     """Private object of PyTorch."""

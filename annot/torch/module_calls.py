@@ -30,11 +30,6 @@ from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
 
-__all__ = [
-    "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "patched_call",
-]  # fmt: skip
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

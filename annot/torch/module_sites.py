@@ -23,8 +23,6 @@ from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, 
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
 
-__all__ = ["LOSS", "Loss", "Model", "Numbered", "Shown", "Site", "Sites", "is_power_of_two", "numbered"]
-
 Loss: Final = torch.nn.modules.loss._Loss
 """Base class of PyTorch's losses. A loss is a layer even outside a model."""
 

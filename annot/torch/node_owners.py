@@ -18,8 +18,6 @@ from annot.torch import autograd_nodes, greenlets
 from annot.torch.module_sites import Site
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["BACKWARD", "DEPTH", "PARENT", "SITE", "Invocation", "Notes", "ThreadNotes", "thread_notes"]
-
 _MAX_NOTES: Final = 1 << 16
 """Maximum number of entries per thread. Nodes older than the first entry have no layers."""
 

@@ -25,8 +25,6 @@ from annot.torch.internals import internal, is_autocast, is_compiling, is_tracin
 from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
 
-__all__ = ["MAX_ARGUMENTS", "MAX_ITEMS", "MAX_TEXT", "MAX_VARIANTS", "Operations"]
-
 MAX_ARGUMENTS: Final = 16
 """Maximum number of non-tensor arguments in a range."""
 MAX_ITEMS: Final = 8

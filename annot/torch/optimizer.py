@@ -27,8 +27,6 @@ from annot.labels import optimizer_arguments, tag
 from annot.torch.internals import internal, is_compiling
 from annot.torch.patches import Patches
 
-__all__ = ["OptimizerSteps", "install"]
-
 _before: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_pre_hooks")
 _after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_post_hooks")
 

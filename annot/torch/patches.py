@@ -11,8 +11,6 @@ from annot.emit.outermost import Outermost
 from annot.torch.dynamo import skip
 from annot.torch.internals import is_compiling
 
-__all__ = ["Patches"]
-
 
 class Patches(patches.Patches):
     """Replaced attributes, restored in reverse order."""

@@ -10,8 +10,6 @@ import torch
 from annot.emit import client, guard
 from annot.labels.marks import format_cpu, format_rank
 
-__all__ = ["say_rank", "say_threads"]
-
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _distributed: Final[Any] = torch.distributed
 

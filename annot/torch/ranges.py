@@ -31,8 +31,6 @@ from annot.torch.operations import Operations
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges", "find_models"]
-
 _LACKS: Final = (
     "PyTorch {} differs from the releases that annot supports: it lacks {}. Layers, backwards and optimizer steps have "
     "no ranges"
