@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
         raise output.UsageError("--peak-flops cannot be combined with --peaks")
     output.settle_format(args)
     output.check_output(args, args.profile)
-    from annot.analyze.peak_sources import default_peaks
+    from annot.analyze.hardware_counters import default_peaks
+    from annot.analyze.peaks import given_peaks
     from annot.analyze.roofline import kernel_roofline, layer_roofline
-    from annot.analyze.roofs import given_peaks
     from annot.report.terminal.roofline import print_roofline, roofline_report
     from annot.report.views import find_view
 
