@@ -222,6 +222,12 @@ TORCHRUN = MLP.replace(
     "models = ",
     "torch.distributed.init_process_group('gloo')\nmodel = nn.parallel.DistributedDataParallel(model)\nmodels = ",
 ).replace("parameters()])", "parameters()], file=open(f'bits{torch.distributed.get_rank()}', 'w'))")
+GLOO_RACE = b"terminate called without an active exception"
+"""The end of a rank whose thread of gloo drops its last work, and a Python object in it, while Python finalizes.
+
+It happens in PyTorch 2.13 without annot, too: DistributedDataParallel keeps the process group, and so the thread, after
+destroy_process_group().
+"""
 ENDED = "torch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
 
 
@@ -231,7 +237,10 @@ def torchrun(folder: Path, collector: str, training: str, *options: str) -> tupl
     (folder / "train.py").write_text(TORCHRUN + training + ENDED)
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     kept = ("--collector", collector, "--no-report", "-o", "out.sqlite")
-    done = annot("run", *options, *kept, "--", sys.executable, *words, cwd=folder)
+    for _ in range(3):
+        done = annot("run", *options, *kept, "--force", "--", sys.executable, *words, cwd=folder)
+        if GLOO_RACE not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr.decode()
     texts = Counter(load(folder / "out.sqlite").ranges["text"])
     found = Counter({text: number for text, number in texts.items() if not text.endswith("|coll")})
