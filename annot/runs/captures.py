@@ -25,8 +25,6 @@ from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load
 from annot.read.text import listed
 
-__all__ = ["is_capture", "with_capture_files"]
-
 _FOLDERS: Final = ("capture_traces", "graph_capture_profile")
 _TRACE: Final = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"(^|[^a-z])capture([^a-z].*)?\.json(\.gz)?$", re.IGNORECASE)
