@@ -18,6 +18,7 @@ TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 # Tests that run with the C call path and with its Python fallback.
 FALLBACK := $(patsubst %,tests/emit/test_%.py,emit trace trace_async loop) $(patsubst %,tests/pytorch/test_%.py,backward blocks \
 	checkpoint choice compiled devices forward graphs greenlets interrupts matrix memory nested_runs ops profiler unchanged wraps)
+C_SOURCES := $(wildcard annot/native/*/*.[ch] tests/*/*.c tests/*/*.cpp)
 SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
 PROFILE := build/transformer.sqlite
 DEMO := samples/transformer.py --layers 6 --vocabulary 32000 --steps 8
@@ -35,7 +36,7 @@ help:
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
-	@echo "make lint      ruff, import-linter and mypy"
+	@echo "make lint      ruff, clang-format, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
@@ -76,6 +77,7 @@ test-matrix: $(VENV)/.installed
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
 	MYPYPATH=tests/support:samples $(BIN)/mypy annot samples tests/support tests/bench
 

@@ -1,7 +1,7 @@
-"""Loops over all ranges, launches or kernels, with a Python fallback.
+"""Operations on all ranges, launches or kernels: in polars where it is fast, otherwise in C with a Python fallback.
 
-This file is the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers start at
-0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
+The fallbacks are the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers
+start at 0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ import polars as pl
 from annot.native import tables
 
 __all__ = [
-    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "order", "outermost",
-    "parents", "paths",
+    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "one_chunk", "order",
+    "outermost", "parents", "paths",
 ]  # fmt: skip
 
 NONE: Final = -1
+_ABSENT: Final = -1 << 31
+"""Value and step of unknown launches in `annot.native._tables`."""
 
 
 def _named(name: str, array: Any) -> pl.Series:
     """Return an Arrow array as a named series. The arrays of the extension are unnamed."""
     return pl.Series(array).alias(name)
+
+
+def one_chunk(*columns: pl.Series) -> list[pl.Series]:
+    """Return the columns as the extension expects them, each in one chunk of memory."""
+    return [column.rechunk() for column in columns]
 
 
 def known(rows: pl.Series) -> pl.Series:
@@ -53,23 +60,32 @@ def outermost(parent: pl.Series, goes_up: pl.Series) -> pl.Series:
 
 
 def codes(values: pl.Series, among: pl.Series) -> pl.Series:
-    """Return the row (Int32) of each value (Int64) in `among` (Int64, without nulls), -1 for other values."""
-    native = tables()
-    if native is not None:
-        return _named("code", native.codes(values, among))
-    rows = pl.DataFrame({"value": among, "code": pl.int_range(len(among), dtype=pl.Int32, eager=True)})
-    rows = rows.unique("value", keep="first")
-    joined = values.alias("value").to_frame().join(rows, on="value", how="left", maintain_order="left")
-    return joined["code"].fill_null(NONE)
+    """Return the row (Int32) of each value (Int64) in `among` (Int64, without nulls), -1 for other values.
+
+    Of equal values in `among`, the first one counts.
+    """
+    first = among.arg_unique()
+    row = first.cast(pl.Int32)
+    return values.replace_strict(among.gather(first), row, default=NONE, return_dtype=pl.Int32).alias("code")
 
 
 def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
     """Return the row numbers (UInt32) in the order (thread, start, longest first, row)."""
-    native = tables()
-    if native is not None:
-        return _named("row", native.order(thread, start, end))
-    frame = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("row")
-    return frame.sort("thread", "start", "end", descending=[False, False, True], maintain_order=True)["row"]
+    ranges = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("row")
+    if ranges.select(_follows_the_previous_row()).to_series().all():  # the common case
+        return ranges["row"]
+    rows = [
+        of_thread.sort("start", "end", descending=[False, True], maintain_order=True)["row"]
+        for _, of_thread in sorted(ranges.partition_by("thread", maintain_order=True, as_dict=True).items())
+    ]
+    return pl.concat(rows)
+
+
+def _follows_the_previous_row() -> pl.Expr:
+    """Return whether a row comes after the row above it in the order (thread, start, longest first)."""
+    thread, start, end = (pl.col(name) for name in ("thread", "start", "end"))
+    later = (start > start.shift()) | ((start == start.shift()) & (end <= end.shift()))
+    return (thread > thread.shift()) | ((thread == thread.shift()) & later)
 
 
 def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Series, foreign: pl.Series) -> pl.Series:
@@ -81,7 +97,7 @@ def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Ser
     """
     native = tables()
     if native is not None:
-        return _named("crossing", native.crossing(thread, start, end, weight, foreign))
+        return _named("crossing", native.crossing(*one_chunk(thread, start, end, weight, foreign)))
     aside = foreign.to_list()
     rows = pl.DataFrame({"thread": thread, "start": start, "end": end, "weight": weight}).with_row_index("row")
     rows = rows.filter(~foreign)
@@ -137,7 +153,7 @@ def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return the row of the parent and the depth (Int32) of nested ranges in the order of `order`."""
     native = tables()
     if native is not None:
-        parent, depth = native.parents(thread, end)
+        parent, depth = native.parents(*one_chunk(thread, end))
         return _named("parent", parent), _named("depth", depth)
     ends = end.to_list()
     above: list[int] = []
@@ -165,7 +181,7 @@ def paths(parent: pl.Series, key: pl.Series) -> tuple[pl.Series, pl.Series, pl.S
     """
     native = tables()
     if native is not None:
-        path, node_parent, node_key = native.paths(parent.cast(pl.Int32), key.cast(pl.Int32))
+        path, node_parent, node_key = native.paths(*one_chunk(parent.cast(pl.Int32), key.cast(pl.Int32)))
         return _named("path", path), _named("parent", node_parent), _named("key", node_key)
     numbers: dict[tuple[int, int], int] = {}
     nodes: list[int] = []
@@ -184,7 +200,7 @@ class Tree:
 
     def __init__(self, thread: pl.Series, start: pl.Series, end: pl.Series, parent: pl.Series) -> None:
         native = tables()
-        self._native: Any = native and native.Tree(thread, start, end, parent)
+        self._native: Any = native and native.Tree(*one_chunk(thread, start, end, parent))
         if self._native is None:
             self._rows = pl.DataFrame({"thread": thread, "start": start}).with_row_index("range")
             self._end, self._parent = end, parent
@@ -195,7 +211,7 @@ class Tree:
         Start and end of a range are inclusive. The columns are Int32, Int64 and Int64.
         """
         if self._native is not None:
-            return _named("range", self._native.owners(thread, start, end))
+            return _named("range", self._native.owners(*one_chunk(thread, start, end)))
         calls = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("call")
         rows = self._rows.sort("start", maintain_order=True)
         latest = calls.sort("start").join_asof(rows, on="start", by="thread", check_sortedness=False)
@@ -227,7 +243,7 @@ class LaunchTable:
     def put(self, process: pl.Series, correlation: pl.Series, value: pl.Series, step: pl.Series) -> int:
         """Add calls (Int32, Int64, Int32, Int32). Return the number of known ids, whose first call is kept."""
         if self._native is not None:
-            return int(self._native.put(process, correlation, value, step))
+            return int(self._native.put(*one_chunk(process, correlation, value, step)))
         names = ("process", "correlation", "value", "step")
         block = pl.DataFrame(dict(zip(names, (process, correlation, value, step), strict=True)))
         every = pl.concat([*self._blocks, block.drop_nulls("correlation")])
@@ -237,8 +253,10 @@ class LaunchTable:
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return value and step (Int32) of each process (Int32) and id (Int64), null for unknown or null ids."""
         if self._native is not None:
-            value, step = self._native.get(process, correlation)
-            return _named("value", value), _named("step", step)
+            launches = map(pl.Series, self._native.get(*one_chunk(process, correlation)))
+            launch = pl.when(pl.col("value") != _ABSENT).then(pl.all())
+            value, step = pl.DataFrame(dict(zip(("value", "step"), launches, strict=True))).select(launch)
+            return value, step
         ids = pl.DataFrame({"process": process, "correlation": correlation})
         if not self._blocks:
             nothing = pl.Series([None] * ids.height, dtype=pl.Int32)
@@ -251,32 +269,21 @@ class Sums:
     """Sums per row, for `count` rows, added block by block."""
 
     def __init__(self, count: int) -> None:
-        native = tables()
-        self._native: Any = native and native.Sums(count)
-        self._count = count
-        self._sums = [0] * (count if native is None else 0)
+        self._sums = pl.Series("sum", [0], pl.Int64).new_from_index(0, count)
 
     def add(self, row: pl.Series, value: pl.Series) -> None:
         """Add values (Int64) to rows (Int32). Row -1 is ignored."""
-        if self._native is not None:
-            self._native.add(row, value)
-            return
         added = pl.DataFrame({"row": row, "value": value}).filter(pl.col("row") != NONE)
-        for at, total in added.group_by("row").agg(pl.col("value").sum()).iter_rows():
-            self._sums[at] += total
+        added = added.group_by("row").agg(pl.col("value").sum())
+        self._sums = self._sums.scatter(added["row"], self._sums.gather(added["row"]) + added["value"])
 
     def result(self) -> pl.Series:
         """Return the sums (Int64)."""
-        if self._native is not None:
-            return _named("sum", self._native.result())
-        return pl.Series("sum", self._sums, pl.Int64)
+        return self._sums
 
 
 def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
     """Return the sum of the values of each row and of all rows below it (Int64). A parent comes before its children."""
-    native = tables()
-    if native is not None:
-        return _named(values.name, native.fold(parent.cast(pl.Int32), values.cast(pl.Int64)))
     totals = values.to_list()
     above = parent.to_list()
     for row in range(len(totals) - 1, -1, -1):

@@ -21,11 +21,14 @@ class Numbers:
     def of(self, values: pl.Series) -> pl.Series:
         """Return the id (Int32) of each value (Int64), -1 for null."""
         ids = column_ops.codes(values, self.known)
-        new = (ids == column_ops.NONE) & values.is_not_null()
-        if not new.any():
+        new = ((ids == column_ops.NONE) & values.is_not_null()).arg_true()
+        if new.is_empty():
             return ids
-        self.known = pl.concat([self.known, values.filter(new).unique(maintain_order=True).alias("value")])
-        return column_ops.codes(values, self.known)
+        added = values.gather(new)
+        first = added.unique(maintain_order=True)
+        ids = ids.scatter(new, column_ops.codes(added, first) + len(self.known))
+        self.known = pl.concat([self.known, first.alias("value")])
+        return ids
 
 
 @dataclass(frozen=True, slots=True)

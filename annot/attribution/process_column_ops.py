@@ -12,7 +12,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.attribution.column_ops import NONE
+from annot.attribution.column_ops import NONE, one_chunk
 from annot.native import tables
 
 __all__ = ["ANY", "enclosing", "innermost"]
@@ -29,7 +29,7 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
     """
     native = tables()
     if native is not None:
-        return pl.Series(native.enclosing(start, end, key, above)).alias("parent")
+        return pl.Series(native.enclosing(*one_chunk(start, end, key, above))).alias("parent")
     starts, ends, higher = start.to_list(), end.to_list(), above.to_list()
     running: defaultdict[int, list[int]] = defaultdict(list)
     parents = []
@@ -64,7 +64,7 @@ def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Se
     by_end = by_end.sort("end", "row", descending=[False, True])
     native = tables()
     if native is not None:
-        counts, *changes = map(pl.Series, native.innermost(start, end, thread, parent, by_end["row"]))
+        counts, *changes = map(pl.Series, native.innermost(*one_chunk(start, end, thread, parent, by_end["row"])))
         return counts.alias("count"), pl.DataFrame(dict(zip(("thread", "moment", "range"), changes, strict=True)))
     threads, above = thread.to_list(), parent.to_list()
     instants = [(at, False, row) for row, at in enumerate(start)] + [(at, True, row) for at, row in by_end.iter_rows()]

@@ -10,18 +10,15 @@ from typing import Literal, Protocol, Self, TypeAlias, final
 class _ArrowStream(Protocol):
     def __arrow_c_stream__(self) -> object: ...
 
-class _ArrowArray(Protocol):
-    def __arrow_c_array__(self) -> tuple[object, object]: ...
-
-_Column: TypeAlias = _ArrowStream | _ArrowArray
-"""A column of an Arrow library, such as `polars.Series`."""
+_Column: TypeAlias = _ArrowStream
+"""A column of an Arrow library in one chunk, such as `polars.Series.rechunk`."""
 
 _Kind: TypeAlias = Literal["integer", "alias", "text"]
 """Kind of an SQLite column; "alias" is an INTEGER PRIMARY KEY."""
 
 @final
-class Columns:
-    """Column or table for Arrow libraries such as polars."""
+class Column:
+    """Column for Arrow libraries such as polars."""
 
     def __len__(self) -> int: ...
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
@@ -55,14 +52,14 @@ class Scan:
         filter: tuple[int, Literal["integer", "alias"], Sequence[int]] | None = None,  # noqa: A002
     ) -> Self: ...
     def __iter__(self) -> Self: ...
-    def __next__(self) -> dict[str, Columns]: ...
+    def __next__(self) -> dict[str, Column]: ...
 
 @final
 class Tree:
     """Sorted ranges that nest: thread (Int32), start and end (Int64), parent (Int32)."""
 
     def __new__(cls, thread: _Column, start: _Column, end: _Column, parent: _Column, /) -> Self: ...
-    def owners(self, thread: _Column, start: _Column, end: _Column, /) -> Columns:
+    def owners(self, thread: _Column, start: _Column, end: _Column, /) -> Column:
         """Return the row of the innermost range around each call (Int32), or -1."""
 
 @final
@@ -73,19 +70,8 @@ class LaunchTable:
     def put(self, process: _Column, correlation: _Column, value: _Column, step: _Column, /) -> int:
         """Store launches (Int32, Int64, Int32, Int32). Return how many ids were known; their first launch is kept."""
 
-    def get(self, process: _Column, correlation: _Column, /) -> tuple[Columns, Columns]:
-        """Return the values and the steps (Int32) of launches; null for unknown ids."""
-
-@final
-class Sums:
-    """Running sums (Int64) of `count` rows, filled in batches."""
-
-    def __new__(cls, count: int) -> Self: ...
-    def add(self, row: _Column, value: _Column, /) -> None:
-        """Add values (Int64) to rows (Int32); row -1 is skipped."""
-
-    def result(self) -> Columns:
-        """Return the sums (Int64)."""
+    def get(self, process: _Column, correlation: _Column, /) -> tuple[Column, Column]:
+        """Return the values and the steps (Int32) of launches; -2^31 for unknown ids."""
 
 @final
 class Busy:
@@ -95,31 +81,22 @@ class Busy:
     def add(self, node: _Column, device: _Column, start: _Column, end: _Column, /) -> bool:
         """Add GPU activities (Int32, Int32, Int64, Int64). Return whether their starts ascend."""
 
-    def result(self) -> Columns:
-        """Return a table with a row per key and device: key, device, busy_ns, first_ns, last_ns."""
+    def result(self) -> tuple[Column, Column, Column, Column, Column]:
+        """Return columns with a row per key and device: key, device, busy_ns, first_ns, last_ns."""
 
-def codes(values: _Column, known: _Column, /) -> Columns:
-    """Return the position (Int32) of each value (Int64) in `known` (Int64); -1 for unknown values and nulls."""
-
-def order(thread: _Column, start: _Column, end: _Column, /) -> Columns:
-    """Return the rows (UInt32) sorted by thread (Int32), start (Int64), longest first, row."""
-
-def crossing(thread: _Column, start: _Column, end: _Column, weight: _Column, foreign: _Column, /) -> Columns:
+def crossing(thread: _Column, start: _Column, end: _Column, weight: _Column, foreign: _Column, /) -> Column:
     """Return which ranges (Boolean) to leave out so that the others nest; `foreign` (Boolean) is left out always."""
 
-def parents(thread: _Column, end: _Column, /) -> tuple[Columns, Columns]:
+def parents(thread: _Column, end: _Column, /) -> tuple[Column, Column]:
     """Return the parent row and the depth (Int32) of ranges that nest."""
 
-def paths(parent: _Column, key: _Column, /) -> tuple[Columns, Columns, Columns]:
+def paths(parent: _Column, key: _Column, /) -> tuple[Column, Column, Column]:
     """Return the trie of the chains of keys (Int32): node of each row, parent and key of each node."""
 
-def fold(parent: _Column, values: _Column, /) -> Columns:
-    """Return the sum of the values (Int64) of each row and all rows below it."""
-
-def enclosing(start: _Column, end: _Column, key: _Column, above: _Column, /) -> Columns:
+def enclosing(start: _Column, end: _Column, key: _Column, above: _Column, /) -> Column:
     """Return the row of the shortest range around each one (Int32), or -1."""
 
 def innermost(
     start: _Column, end: _Column, thread: _Column, parent: _Column, by_end: _Column, /
-) -> tuple[Columns, Columns, Columns, Columns]:
+) -> tuple[Column, Column, Column, Column]:
     """Return the number of innermost ranges at each moment, and the thread, moment (Int64) and row of each change."""

@@ -10,60 +10,40 @@ static __thread int depth;
 static __thread long pushes;
 static char handle;
 
-static int push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes)
-{
+static int push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes) {
     (void)domain, (void)attributes;
     pushes++;
     return depth++;
 }
 
-static int pop(nvtxDomainHandle_t domain)
-{
+static int pop(nvtxDomainHandle_t domain) {
     (void)domain;
     return --depth;
 }
 
 static long starts, ends;
 
-static nvtxRangeId_t start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes)
-{
+static nvtxRangeId_t start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes) {
     (void)domain, (void)attributes;
     return (nvtxRangeId_t)__atomic_add_fetch(&starts, 1, __ATOMIC_RELAXED);
 }
 
-static void end(nvtxDomainHandle_t domain, nvtxRangeId_t range)
-{
+static void end(nvtxDomainHandle_t domain, nvtxRangeId_t range) {
     (void)domain, (void)range;
     __atomic_add_fetch(&ends, 1, __ATOMIC_RELAXED);
 }
 
-static void *make_handle(void)
-{
-    return &handle;
-}
+static void *make_handle(void) { return &handle; }
 
-EXPORT long null_tool_pushes(void)
-{
-    return pushes;
-}
+EXPORT long null_tool_pushes(void) { return pushes; }
 
-EXPORT int null_tool_depth(void)
-{
-    return depth;
-}
+EXPORT int null_tool_depth(void) { return depth; }
 
-EXPORT long null_tool_starts(void)
-{
-    return starts;
-}
+EXPORT long null_tool_starts(void) { return starts; }
 
-EXPORT long null_tool_started(void)
-{
-    return starts - ends;
-}
+EXPORT long null_tool_started(void) { return starts - ends; }
 
-EXPORT int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_table)
-{
+EXPORT int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_table) {
     const NvtxExportTableCallbacks *callbacks = get_table(NVTX_ETID_CALLBACKS);
     NvtxFunctionTable table;
     unsigned size;

@@ -8,20 +8,21 @@
 
 #define TEXT "features.0 Conv2d [32,3,224,224]f32 |fwd"
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-int main(int count, char **words)
-{
+int main(int count, char **words) {
     if (count != 4)
         return 2;
     nvtxDomainHandle_t domain = nvtxDomainCreateA("bench");
     nvtxEventAttributes_t event = {
-        .version = NVTX_VERSION, .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE, .category = 1, .colorType = NVTX_COLOR_ARGB,
+        .version = NVTX_VERSION,
+        .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
+        .category = 1,
+        .colorType = NVTX_COLOR_ARGB,
         .color = 0xFF4C9F38,
     };
     if (!strcmp(words[1], "registered")) {

@@ -105,21 +105,26 @@ tables = native.tables()
 N = 20_000
 random.seed(1)
 int32, int64 = pa.int32(), pa.int64()
-thread = pa.array([i % 8 for i in range(N)], int32)
-start = pa.array([i // 8 * 10 for i in range(N)], int64)
-end = pa.array([i // 8 * 10 + random.randint(0, 9) for i in range(N)], int64)
-chain = pa.array([i - 1 if i % 5 else -1 for i in range(N)], int32)
-key = pa.array([i % 7 for i in range(N)], int32)
-above = pa.array([-1, 0, 0, 1, 1, 2, 2], int32)
-no = pa.array([False] * N)
+def column(values, kind=None):
+    return pa.chunked_array([pa.array(values, kind)])
+
+thread = column([i % 8 for i in range(N)], int32)
+start = column([i // 8 * 10 for i in range(N)], int64)
+end = column([i // 8 * 10 + random.randint(0, 9) for i in range(N)], int64)
+chain = column([i - 1 if i % 5 else -1 for i in range(N)], int32)
+key = column([i % 7 for i in range(N)], int32)
+above = column([-1, 0, 0, 1, 1, 2, 2], int32)
+no = column([False] * N)
 with sqlite3.connect("t.sqlite") as file:
     file.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT, value INTEGER)")
     file.executemany("INSERT INTO t VALUES (?, ?, ?)", [(i, f"text {i % 50}", i * i) for i in range(N)])
 root = file.execute("SELECT rootpage FROM sqlite_master").fetchone()[0]
 file.close()
 tree_order = sorted(range(N), key=lambda i: (i % 8, i))
-sorted_thread, sorted_start, sorted_end = (column.take(pa.array(tree_order)) for column in (thread, start, end))
-parent, depth = map(pa.array, tables.parents(sorted_thread, sorted_end))
+sorted_thread, sorted_start, sorted_end = (
+    column(values.combine_chunks().take(pa.array(tree_order))) for values in (thread, start, end)
+)
+parent, depth = (column(pa.array(values)) for values in tables.parents(sorted_thread, sorted_end))
 tree = tables.Tree(sorted_thread, sorted_start, sorted_end, parent)
 shared = tables.LaunchTable()
 shared.put(thread, start, key, key)
@@ -129,15 +134,14 @@ def scan():
     return [pa.array(batch[name]) for batch in tables.Scan("t.sqlite", root, columns, 1000) for name in ("id", "value")]
 
 def work():
-    sums, busy = tables.Sums(N), tables.Busy(above, pa.array(range(7), int32), 7)
-    sums.add(chain, start)
+    busy = tables.Busy(above, column(range(7), int32), 7)
     busy.add(key, thread, start, end)
     results = [
-        tables.order(thread, start, end), *tables.parents(sorted_thread, sorted_end), *tables.paths(chain, key),
-        tables.codes(start, end), tables.crossing(thread, start, end, key, no), tables.fold(chain, start),
-        tree.owners(thread, start, end), *shared.get(thread, start), sums.result(), busy.result(),
+        *tables.parents(sorted_thread, sorted_end), *tables.paths(chain, key),
+        tables.crossing(thread, start, end, key, no), tree.owners(thread, start, end), *shared.get(thread, start),
+        *busy.result(),
     ]
-    return [pa.array(column) for column in results] + scan()
+    return [pa.array(values) for values in results] + scan()
 
 expected = work()
 wrong = []

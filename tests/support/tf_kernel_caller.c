@@ -76,7 +76,10 @@ EXPORT void *TF_NewStatus(void) { return calloc(1, sizeof(Status)); }
 EXPORT void TF_DeleteStatus(void *status) { free(status); }
 EXPORT int TF_GetCode(const void *status) { return ((const Status *)status)->code; }
 EXPORT void TF_SetStatus(void *status, int code, const char *text) { (void)text, ((Status *)status)->code = code; }
-EXPORT void *TF_NewOpDefinitionBuilder(const char *name) { (void)name; return malloc(1); }
+EXPORT void *TF_NewOpDefinitionBuilder(const char *name) {
+    (void)name;
+    return malloc(1);
+}
 EXPORT void TF_OpDefinitionBuilderAddAttr(void *builder, const char *text) { (void)builder, (void)text; }
 EXPORT void TF_OpDefinitionBuilderAddInput(void *builder, const char *text) { (void)builder, (void)text; }
 EXPORT void TF_OpDefinitionBuilderSetIsStateful(void *builder, _Bool on) { (void)builder, (void)on; }
@@ -110,18 +113,37 @@ EXPORT void TF_GetInput(void *context, int i, void **tensor, void *status) {
     *tensor = ((Status *)status)->code ? NULL : one;
 }
 EXPORT int64_t TF_StepId(void *context) { return ((Context *)context)->step; }
-EXPORT uint64_t TF_GetFrameId(void *context) { (void)context; return 0; }
-EXPORT int64_t TF_GetIterId(void *context) { (void)context; return 0; }
+EXPORT uint64_t TF_GetFrameId(void *context) {
+    (void)context;
+    return 0;
+}
+EXPORT int64_t TF_GetIterId(void *context) {
+    (void)context;
+    return 0;
+}
 EXPORT void *TF_TensorData(const void *tensor) { return ((Context *)tensor)->shape; }
-EXPORT size_t TF_TensorByteSize(const void *tensor) { return (size_t)((const Context *)tensor)->rank * sizeof(int32_t); }
+EXPORT size_t TF_TensorByteSize(const void *tensor) {
+    return (size_t)((const Context *)tensor)->rank * sizeof(int32_t);
+}
 EXPORT void TF_DeleteTensor(void *tensor) { (void)tensor; }
 
 static int started, ended, event;
 static volatile int forks, finished;
 
-static uint32_t start(void *of, uint64_t *id) { (void)of; *id = 7; __sync_fetch_and_add(&started, 1); return 1; }
-static void end(void *of, uint32_t generation, uint64_t id) { (void)of, (void)generation, (void)id; __sync_fetch_and_add(&ended, 1); }
-static void *sized(void *of, const int32_t *numbers, int count) { (void)numbers, (void)count; return of; }
+static uint32_t start(void *of, uint64_t *id) {
+    (void)of;
+    *id = 7;
+    __sync_fetch_and_add(&started, 1);
+    return 1;
+}
+static void end(void *of, uint32_t generation, uint64_t id) {
+    (void)of, (void)generation, (void)id;
+    __sync_fetch_and_add(&ended, 1);
+}
+static void *sized(void *of, const int32_t *numbers, int count) {
+    (void)numbers, (void)count;
+    return of;
+}
 static size_t rewrite(void *optimizer, const void *graph, size_t length, const void *item, void **result) {
     (void)optimizer, (void)item;
     if (!graph || length < 3)

@@ -1,6 +1,7 @@
 /* Calls to Python functions: inside a range, with exceptions collected, or repeated until not interrupted. The Python
  * fallbacks are in annot/emit/nvtx_package.py and annot/emit/guard.py. */
 #include "client.h"
+#include "parts.h"
 
 /* ---------------------------------------------------------------- the wrapper of a traced function */
 
@@ -37,7 +38,6 @@ static PyMethodDef call_traced_def = {"call_traced", (PyCFunction)(void (*)(void
                                       "Call wrapped(*args, **kwargs) inside the range of the event."};
 
 static PyObject *wrapper(PyObject *module, PyObject *event) {
-    (void)module;
     if (Py_TYPE(event) != annot_event_type)
         return PyErr_Format(PyExc_TypeError, "wrapper expects an Event, got %R", event);
     return PyCFunction_NewEx(&call_traced_def, event, NULL);
@@ -45,7 +45,6 @@ static PyObject *wrapper(PyObject *module, PyObject *event) {
 
 /* inside(event, function, args, kwargs). Signal handlers run only in Python code, so each push has its pop. */
 static PyObject *inside(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    (void)module;
     if (count != 4 || Py_TYPE(args[0]) != annot_event_type || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
         PyErr_SetString(PyExc_TypeError, "inside expects an Event, a function, a tuple and a dict");
         return NULL;
@@ -78,7 +77,6 @@ static PyObject *run_to_the_end(PyObject *work, PyObject *args) {
 }
 
 static PyObject *to_the_end(PyObject *module, PyObject *args) {
-    (void)module;
     PyObject *rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args));
     PyObject *work = rest ? PyTuple_GetItem(args, 0) : NULL;
     PyObject *result = work ? run_to_the_end(work, rest) : NULL;
@@ -89,7 +87,6 @@ static PyObject *to_the_end(PyObject *module, PyObject *args) {
 /* caught(errors, work, *args): calls work(*args). On an exception, appends it to the list `errors` and returns 0.
  * TensorFlow's calls into annot must not raise, not even for an interrupt before the first line of `work`. */
 static PyObject *caught(PyObject *module, PyObject *args) {
-    (void)module;
     PyObject *errors = PyTuple_GetItem(args, 0), *work = errors ? PyTuple_GetItem(args, 1) : NULL;
     PyObject *rest = work ? PyTuple_GetSlice(args, 2, PyTuple_Size(args)) : NULL;
     PyObject *result = rest ? PyObject_CallObject(work, rest) : NULL;
@@ -126,11 +123,8 @@ static PyObject *leave(PyObject *self, PyObject *exception) {
 
 static PyMethodDef leave_def = {"__exit__", leave, METH_VARARGS, "Leave the block even if an interrupt arrives."};
 
-/* ---------------------------------------------------------------- module */
-
 static PyMethodDef functions[] = {
-    {"wrapper", wrapper, METH_O,
-     "Return a wrapper function for wrapt that calls inside the range of an event."},
+    {"wrapper", wrapper, METH_O, "Return a wrapper function for wrapt that calls inside the range of an event."},
     {"inside", (PyCFunction)(void (*)(void))inside, METH_FASTCALL,
      "inside(event, function, args, kwargs): call function(*args, **kwargs) inside the range of an event."},
     {"caught", caught, METH_VARARGS,

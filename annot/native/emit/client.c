@@ -1,9 +1,7 @@
-/* annot.native._emit: annot's own NVTX client, with minimal overhead per range.
- *
- * Built against the limited API: one binary works with CPython 3.11 and later. The Python fallback is
- * annot/emit/nvtx_package.py; annot/emit/client.py selects between the two. All functions except start_range and
- * end_range run with the GIL held. */
+/* The NVTX client: events, push and pop, start and end, marks. The Python fallback is annot/emit/nvtx_package.py;
+ * annot/emit/client.py selects between the two. All functions except start_range and end_range run with the GIL held. */
 #include "client.h"
+#include "parts.h"
 
 #include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
@@ -215,7 +213,6 @@ void annot_pop(void) {
 }
 
 static PyObject *push(PyObject *module, PyObject *event) {
-    (void)module;
     if (Py_TYPE(event) != annot_event_type)
         return PyErr_Format(PyExc_TypeError, "push expects an Event, got %R", event);
     annot_push((Event *)event);
@@ -223,18 +220,15 @@ static PyObject *push(PyObject *module, PyObject *event) {
 }
 
 static PyObject *pop(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
     annot_pop();
     Py_RETURN_NONE;
 }
 
 static PyObject *depth(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
     return PyLong_FromUnsignedLong((unsigned long)my_stack.count + my_stack.hidden);
 }
 
 static PyObject *pop_to(PyObject *module, PyObject *target) {
-    (void)module;
     unsigned long count = PyLong_AsUnsignedLong(target);
     if (PyErr_Occurred())
         return NULL;
@@ -247,7 +241,6 @@ static PyObject *pop_to(PyObject *module, PyObject *target) {
 
 /* Returns the argument of `end`: (event, generation, range id, range of torch.profiler or None). */
 static PyObject *start(PyObject *module, PyObject *arg) {
-    (void)module;
     if (Py_TYPE(arg) != annot_event_type)
         return PyErr_Format(PyExc_TypeError, "start expects an Event, got %R", arg);
     Event *event = (Event *)arg;
@@ -263,7 +256,6 @@ static PyObject *start(PyObject *module, PyObject *arg) {
 }
 
 static PyObject *end(PyObject *module, PyObject *arg) {
-    (void)module;
     Event *event;
     unsigned int started;
     unsigned long long id;
@@ -293,12 +285,10 @@ static void end_range(Event *event, uint32_t started, uint64_t id) {
 }
 
 static PyObject *range_functions(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
     return Py_BuildValue("KK", (unsigned long long)(uintptr_t)start_range, (unsigned long long)(uintptr_t)end_range);
 }
 
 static PyObject *mark(PyObject *module, PyObject *arg) {
-    (void)module;
     if (Py_TYPE(arg) != annot_event_type)
         return PyErr_Format(PyExc_TypeError, "mark expects an Event, got %R", arg);
     Event *event = (Event *)arg;
@@ -333,8 +323,8 @@ static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const char *domain = "";
     unsigned int category = 0, color = 0;
     int registered = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|sIIOp", names, &text, &domain, &category, &color,
-                                     &payload, &registered))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|sIIOp", names, &text, &domain, &category, &color, &payload,
+                                     &registered))
         return NULL;
     Event *event = (Event *)PyType_GenericAlloc(type, 0);
     PyObject *bytes = event ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
@@ -369,13 +359,9 @@ static void event_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyObject *event_text(PyObject *self, void *closure) {
-    (void)closure;
-    return Py_NewRef(((Event *)self)->text);
-}
+static PyObject *event_text(PyObject *self, void *closure) { return Py_NewRef(((Event *)self)->text); }
 
 static PyObject *event_domain(PyObject *self, void *closure) {
-    (void)closure;
     return PyUnicode_FromString(((Event *)self)->domain->name);
 }
 
@@ -401,15 +387,14 @@ static PyType_Slot event_slots[] = {
                 "Prepared once per tool. registered: register the text with the tool."},
     {0, NULL},
 };
-static PyType_Spec event_spec = {
-    "annot.native._emit.Event", sizeof(Event), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, event_slots};
+static PyType_Spec event_spec = {"annot.native._emit.Event", sizeof(Event), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, event_slots};
 
 /* ---------------------------------------------------------------- attaching */
 
 static PyObject *attach(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
     __atomic_store_n(&generation, 0, __ATOMIC_SEQ_CST); /* stops calls from threads without the GIL */
-    GLOBALS = pristine; /* look again, even if an earlier call did not find a tool */
+    GLOBALS = pristine;                                 /* look again, even if an earlier call did not find a tool */
     nvtxInitialize(NULL);
     int found = GLOBALS.nvtxDomainRangePushEx_impl_fnptr != NULL;
     __atomic_store_n(&generation, found ? ++last_generation : 0, __ATOMIC_RELEASE);
@@ -417,13 +402,11 @@ static PyObject *attach(PyObject *module, PyObject *unused) {
 }
 
 static PyObject *detach(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
     __atomic_store_n(&generation, 0, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
 }
 
 static PyObject *name_category(PyObject *module, PyObject *args) {
-    (void)module;
     const char *domain_name, *name;
     unsigned int id;
     if (!PyArg_ParseTuple(args, "sIs", &domain_name, &id, &name))
@@ -437,7 +420,6 @@ static PyObject *name_category(PyObject *module, PyObject *args) {
 }
 
 static PyObject *watch_profiler(PyObject *module, PyObject *args) {
-    (void)module;
     PyObject *profiler, *range;
     if (!PyArg_ParseTuple(args, "O!O", &PyModule_Type, &profiler, &range))
         return NULL;
@@ -448,11 +430,7 @@ static PyObject *watch_profiler(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* ---------------------------------------------------------------- module */
-
 static PyMethodDef functions[] = {
-    {"bind", annot_bind, METH_O,
-     "Set the Python functions of annot/torch that Calls uses: a dict by name."},
     {"attach", attach, METH_NOARGS,
      "Look for an NVTX tool, even after an earlier attempt. Return whether one is attached."},
     {"detach", detach, METH_NOARGS, "Stop sending ranges to NVTX until the next attach."},
@@ -471,30 +449,20 @@ static PyMethodDef functions[] = {
      "Return the addresses of C functions that open and close ranges without the GIL:\n"
      "uint32_t start(Event *, uint64_t *id) and void end(Event *, uint32_t started, uint64_t id)."},
     {"mark", mark, METH_O, "Emit a mark (an instantaneous event)."},
-    {"watch_greenlets", annot_watch_greenlets, METH_O,
-     "Keep the open calls of each greenlet apart. The argument is greenlet.getcurrent."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "annot.native._emit", "annot's own NVTX client.", -1, functions, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__emit(void) {
+int annot_add_client(PyObject *module) {
     pristine = GLOBALS;
     if (annot_new_key(&free_at_thread_exit, free) < 0)
-        return NULL;
-    if (pthread_atfork(before_fork, after_fork, after_fork) != 0)
-        return PyErr_NoMemory();
-    PyObject *module = PyModule_Create(&definition);
-    if (!module)
-        return NULL;
+        return -1;
+    if (pthread_atfork(before_fork, after_fork, after_fork) != 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
     profiler_flag = PyUnicode_InternFromString("_is_profiler_enabled");
     annot_event_type = (PyTypeObject *)PyType_FromSpec(&event_spec);
-    if (!profiler_flag || !annot_event_type ||
-        PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0 ||
-        annot_add_around(module) < 0 || annot_add_torch_calls(module) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    if (!profiler_flag || !annot_event_type || PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

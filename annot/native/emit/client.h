@@ -1,6 +1,5 @@
 /* Shared by the parts of annot.native._emit: events, push and pop. */
-#ifndef ANNOT_EMIT_CLIENT_H
-#define ANNOT_EMIT_CLIENT_H
+#pragma once
 
 #include <Python.h>
 #include <pthread.h>
@@ -21,17 +20,8 @@ extern pthread_mutex_t annot_lock;
 /* Whether torch.profiler is running. */
 int annot_profiler_runs(void);
 
+/* The type Event. */
 extern PyTypeObject *annot_event_type;
 
 /* Creates a key with a function that frees the values of threads that end; -1 with ImportError set if no key is free. */
 int annot_new_key(pthread_key_t *key, void (*at_thread_exit)(void *));
-
-/* Adds the functions of around.c to the module; -1 with an exception set on failure. */
-int annot_add_around(PyObject *module);
-/* Adds the types and functions of torch_calls.c to the module; -1 with an exception set on failure. */
-int annot_add_torch_calls(PyObject *module);
-PyObject *annot_bind(PyObject *module, PyObject *functions);
-/* torch_notes.c: from now on, keeps the open calls of each greenlet apart. The argument is greenlet.getcurrent. */
-PyObject *annot_watch_greenlets(PyObject *module, PyObject *getcurrent);
-
-#endif

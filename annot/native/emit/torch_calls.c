@@ -1,12 +1,25 @@
 /* Forward calls: find the site and the events of a module call and run it inside its range. */
-#include "torch_calls.h"
+#include "client.h"
+#include "parts.h"
+#include "torch_events.h"
+#include "torch_graph.h"
+#include "torch_names.h"
+#include "torch_notes.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-Names annot_its;
 
 /* ---------------------------------------------------------------- Calls */
+
+typedef struct Memo Memo;
+
+typedef struct {
+    Backward backward_part; /* the head of the object; torch_graph.c uses it */
+    PyObject *sites;        /* annot.torch.module_sites.Sites; owned */
+    PyObject *by_id;        /* sites.by_id: id of a module -> Site; owned */
+    PyObject *dead;         /* sites.dead: list of modules that were deleted; owned */
+    int forward, backward;
+    Memo *memos;
+} Calls;
 
 /* Cache entry for a module and its site. `forget` clears all entries whenever sites are added or removed. */
 struct Memo {
@@ -31,7 +44,6 @@ static void set_memo(Memo *memo, PyObject *module, PyObject *site, Cache *cache)
 }
 
 static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
-    (void)unused;
     Calls *self = (Calls *)self_object;
     for (size_t i = 0; self->memos && i < MEMOS; i++)
         set_memo(&self->memos[i], NULL, NULL, NULL);
@@ -198,7 +210,6 @@ static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssi
 
 /* Returns the site of the current call or, with `backward`, of the open backward range; None if there is none. */
 static PyObject *calls_current_site(PyObject *self_object, PyObject *backward) {
-    (void)self_object;
     Notes *notes = annot_my_notes();
     Invocation *current = NULL;
     if (PyObject_IsTrue(backward) == 1)
@@ -208,96 +219,14 @@ static PyObject *calls_current_site(PyObject *self_object, PyObject *backward) {
     return Py_NewRef(current ? current->site : Py_None);
 }
 
-/* ---------------------------------------------------------------- construction */
-
-PyObject *annot_get(const char *module_name, const char *path) {
-    PyObject *found = PyImport_ImportModule(module_name);
-    char part[64];
-    while (found && *path) {
-        size_t length = strcspn(path, ".");
-        memcpy(part, path, length);
-        part[length] = '\0';
-        path += length + (path[length] == '.');
-        PyObject *next = PyObject_GetAttrString(found, part);
-        Py_DECREF(found);
-        found = next;
-    }
-    return found;
-}
-
-/* Functions of annot/torch by name, set by `bind`. */
-static PyObject *functions = NULL;
-
-PyObject *annot_bind(PyObject *self, PyObject *mapping) {
-    (void)self;
-    if (!PyDict_Check(mapping)) {
-        PyErr_Format(PyExc_TypeError, "functions must be a dict, got %R", (PyObject *)Py_TYPE(mapping));
-        return NULL;
-    }
-    PyObject *before = functions;
-    functions = Py_NewRef(mapping);
-    Py_XDECREF(before);
-    Py_RETURN_NONE;
-}
-
-PyObject *annot_bound(const char *name) {
-    PyObject *found = functions ? PyDict_GetItemString(functions, name) : NULL;
-    if (!found)
-        PyErr_Format(PyExc_RuntimeError, "bind() did not receive %s", name);
-    return Py_XNewRef(found);
-}
-
-static int look_up(void) {
-    static int done = 0; /* set at the end only: an interrupt during an import may stop this function early */
-    if (done)
-        return 0;
-    struct { PyObject **target; const char *module, *path; } objects[] = {
-        {&annot_its.tensor, "torch", "Tensor"},
-        {&annot_its.parameter, "torch", "nn.Parameter"},
-        {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
-        {&annot_its.current_node, "torch", "_C._current_autograd_node"},
-        {&annot_its.function, "torch", "_C._FunctionBase"},
-        {&annot_its.any_autocast, "torch", "_C._is_any_autocast_enabled"},
-        {&annot_its.grad_mode, "torch", "is_grad_enabled"},
-    };
-    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
-        if (!(*objects[i].target = annot_get(objects[i].module, objects[i].path)))
-            return -1;
-    struct { PyObject **target; const char *name; } bound[] = {
-        {&annot_its.signature, "signature"}, {&annot_its.remember, "remember"},
-        {&annot_its.if_recomputed, "if_recomputed"}, {&annot_its.bury, "bury"}, {&annot_its.is_node, "is_node"},
-        {&annot_its.device_of, "device_of"}, {&annot_its.visit, "visit"},
-        {&annot_its.current_thread, "current_thread"},
-    };
-    for (size_t i = 0; i < sizeof bound / sizeof *bound; i++)
-        if (!(*bound[i].target = annot_bound(bound[i].name)))
-            return -1;
-    struct { PyObject **target; const char *name; } names[] = {
-        {&annot_its.by_id, "by_id"}, {&annot_its.dead, "dead"}, {&annot_its.near, "near"},
-        {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"}, {&annot_its.events, "events"},
-        {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
-        {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"},
-        {&annot_its.grad_fn, "grad_fn"}, {&annot_its.metadata, "metadata"}, {&annot_its.edges, "annot edges"},
-        {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
-        {&annot_its.sequence, "_sequence_nr"}, {&annot_its.register_dict, "_register_hook_dict"},
-        {&annot_its.register_prehook, "register_prehook"}, {&annot_its.discover, "discover"},
-        {&annot_its.roots, "roots"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!(*names[i].target = PyUnicode_InternFromString(names[i].name)))
-            return -1;
-    annot_prepare_events();
-    done = annot_prepare_notes() == 0;
-    return done ? 0 : -1;
-}
-
 static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"sites", "forward", "backward", NULL};
     Calls *self = (Calls *)self_object;
     PyObject *sites;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$pp", names, &sites, &self->forward, &self->backward) ||
-        look_up() < 0)
+        annot_look_up() < 0 || annot_prepare_notes() < 0)
         return -1;
+    annot_prepare_events();
     self->memos = calloc(MEMOS, sizeof *self->memos);
     if (!self->memos) {
         PyErr_NoMemory();
@@ -306,33 +235,32 @@ static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     self->sites = Py_NewRef(sites);
     self->by_id = PyObject_GetAttr(sites, annot_its.by_id);
     self->dead = self->by_id ? PyObject_GetAttr(sites, annot_its.dead) : NULL;
-    return self->dead ? annot_prepare_hooks(self) : -1;
+    return self->dead ? annot_prepare_hooks(&self->backward_part) : -1;
 }
+
+/* The Python objects that a Calls owns. */
+#define OWNED(X)                                                                                                       \
+    X(sites)                                                                                                           \
+    X(by_id)                                                                                                           \
+    X(dead)                                                                                                            \
+    X(backward_part.owners)                                                                                            \
+    X(backward_part.shared)                                                                                            \
+    X(backward_part.hook)                                                                                              \
+    X(backward_part.carrier)                                                                                           \
+    X(backward_part.engine)
 
 static int calls_traverse(PyObject *self_object, visitproc visit, void *arg) {
     Calls *self = (Calls *)self_object;
-    Py_VISIT(self->sites);
-    Py_VISIT(self->by_id);
-    Py_VISIT(self->dead);
-    Py_VISIT(self->owners);
-    Py_VISIT(self->shared);
-    Py_VISIT(self->hook);
-    Py_VISIT(self->carrier);
-    Py_VISIT(self->engine);
+#define VISIT(field) Py_VISIT(self->field);
+    OWNED(VISIT)
     Py_VISIT((PyObject *)Py_TYPE(self_object));
     return 0;
 }
 
 static int calls_clear(PyObject *self_object) {
     Calls *self = (Calls *)self_object;
-    Py_CLEAR(self->sites);
-    Py_CLEAR(self->by_id);
-    Py_CLEAR(self->dead);
-    Py_CLEAR(self->owners);
-    Py_CLEAR(self->shared);
-    Py_CLEAR(self->hook);
-    Py_CLEAR(self->carrier);
-    Py_CLEAR(self->engine);
+#define CLEAR(field) Py_CLEAR(self->field);
+    OWNED(CLEAR)
     return 0;
 }
 
@@ -346,8 +274,6 @@ static void calls_dealloc(PyObject *self) {
     Py_DECREF((PyObject *)type);
 }
 
-/* ---------------------------------------------------------------- types */
-
 static PyMethodDef calls_methods[] = {
     {"call", (PyCFunction)(void (*)(void))calls_call, METH_FASTCALL,
      "call(original, module, args, kwargs): call a module inside its range."},
@@ -359,19 +285,25 @@ static PyMethodDef calls_methods[] = {
     {"has_lost", annot_has_lost, METH_NOARGS,
      "Return whether a node was older than the notes since the last call of this method."},
     {"drop_notes", annot_drop_notes, METH_NOARGS, "Drop the calls recorded for all threads."},
-    {"forget", calls_forget, METH_NOARGS,
-     "Clear the cache of module sites, after a site was added or removed."},
+    {"forget", calls_forget, METH_NOARGS, "Clear the cache of module sites, after a site was added or removed."},
     {"runs", annot_open_runs, METH_NOARGS, "Return the number of unfinished backward runs of this thread."},
     {"finish", annot_finish, METH_O, "Finish backward runs of this thread until the given number is left."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot calls_slots[] = {
-    {Py_tp_init, calls_init},         {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
-    {Py_tp_clear, calls_clear},       {Py_tp_methods, calls_methods}, {0, NULL}};
+static PyType_Slot calls_slots[] = {{Py_tp_init, calls_init},         {Py_tp_dealloc, calls_dealloc},
+                                    {Py_tp_traverse, calls_traverse}, {Py_tp_clear, calls_clear},
+                                    {Py_tp_methods, calls_methods},   {0, NULL}};
 
-static PyType_Spec calls_spec = {"annot.native._emit.Calls", sizeof(Calls), 0,
-                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots};
+static PyType_Spec calls_spec = {"annot.native._emit.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                 calls_slots};
+
+static PyMethodDef functions[] = {
+    {"bind", annot_bind, METH_O, "Set the Python functions of annot/torch that Calls uses: a dict by name."},
+    {"watch_greenlets", annot_watch_greenlets, METH_O,
+     "Keep the open calls of each greenlet apart. The argument is greenlet.getcurrent."},
+    {NULL, NULL, 0, NULL},
+};
 
 int annot_add_torch_calls(PyObject *module) {
     if (annot_add_notes() < 0 || annot_add_events() < 0)
@@ -379,5 +311,5 @@ int annot_add_torch_calls(PyObject *module) {
     PyObject *calls = PyType_FromSpec(&calls_spec);
     int failed = !calls || PyModule_AddObjectRef(module, "Calls", calls) < 0;
     Py_XDECREF(calls);
-    return failed ? -1 : 0;
+    return failed ? -1 : PyModule_AddFunctions(module, functions);
 }

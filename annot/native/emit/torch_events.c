@@ -1,5 +1,6 @@
 /* Events of a call: shapes and dtypes of its arguments form a key, by which each site stores its events. */
-#include "torch_calls.h"
+#include "torch_events.h"
+#include "torch_names.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -178,8 +179,7 @@ PyObject *annot_events_of(PyObject *site, Cache *cache, PyObject *args, PyObject
     if (!cache->shapes && cache->last)
         return Py_NewRef(cache->last);
     if (cache->shapes && !(add_value(&key, args, MAX_DEPTH + 1) &&
-                           (PyDict_Size(kwargs) == 0 || add_value(&key, kwargs, MAX_DEPTH + 1)) &&
-                           add_autocast(&key)))
+                           (PyDict_Size(kwargs) == 0 || add_value(&key, kwargs, MAX_DEPTH + 1)) && add_autocast(&key)))
         return events_from_python(site, NULL, args, kwargs);
     size_t size = key.length * sizeof(int64_t);
     if (cache->last && cache->length == key.length && memcmp(cache->key, key.values, size) == 0)
@@ -205,8 +205,6 @@ PyObject *annot_if_recomputed(PyObject *site, PyObject *events, PyObject *args, 
     Py_DECREF(events);
     return found;
 }
-
-/* ---------------------------------------------------------------- construction */
 
 static void find_dlpack(void) {
     PyObject *capsule = PyObject_GetAttrString(annot_its.tensor, "__dlpack_c_exchange_api__");

@@ -1,5 +1,7 @@
 /* Backward runs: hooks on autograd nodes, which open and close the backward ranges. */
-#include "torch_calls.h"
+#include "torch_graph.h"
+#include "torch_names.h"
+#include "torch_walk.h"
 
 #include <stdlib.h>
 
@@ -105,11 +107,9 @@ static void move_to(Frame *frame, Invocation *owner) {
     note_in_graph(frame, owner);
 }
 
-/* ---------------------------------------------------------------- a backward run */
-
 /* Hooks a node through _register_hook_dict, at a tenth of the cost of register_prehook. This hook cannot be removed,
  * but after the run it finds no owner. A node that runs again, as without saved tensors, is not hooked twice. */
-static int hook_once(Calls *self, PyObject *node) {
+static int hook_once(Backward *self, PyObject *node) {
     PyObject *metadata = PyObject_GetAttr(node, annot_its.metadata);
     if (!metadata)
         return -1;
@@ -125,7 +125,7 @@ static int hook_once(Calls *self, PyObject *node) {
 
 /* Adds `by` to the number of runs of a node. A node can belong to several runs: a hook may start a run over nodes
  * of the outer run, and two threads may run one graph. `shared` counts the runs beyond the first. */
-static int add_run(Calls *self, PyObject *node, long by) {
+static int add_run(Backward *self, PyObject *node, long by) {
     PyObject *known = PyDict_GetItemWithError(self->shared, node);
     long count = (known ? PyLong_AsLong(known) : 0) + by;
     if (PyErr_Occurred())
@@ -138,21 +138,21 @@ static int add_run(Calls *self, PyObject *node, long by) {
     return failed ? -1 : 0;
 }
 
-static int add_node(Calls *self, PyObject *node, PyObject *owner) {
+static int add_node(Backward *self, PyObject *node, PyObject *owner) {
     int known = PyDict_Contains(self->owners, node);
     if (known < 0 || (known && add_run(self, node, 1) < 0))
         return -1;
     return PyDict_SetItem(self->owners, node, owner);
 }
 
-static int remove_node(Calls *self, PyObject *node) {
+static int remove_node(Backward *self, PyObject *node) {
     int is_shared = PyDict_Contains(self->shared, node);
     if (is_shared < 0)
         return -1;
     return is_shared ? add_run(self, node, -1) : PyDict_DelItem(self->owners, node);
 }
 
-static int hook_node(Calls *self, Frame *frame, const Visit *here, int keep_graph) {
+static int hook_node(Backward *self, Frame *frame, const Visit *here, int keep_graph) {
     PyObject *owner = here->owner ? (PyObject *)here->owner : Py_None;
     if (add_node(self, here->node, owner) < 0 || PyList_Append(frame->nodes, here->node) < 0)
         return -1;
@@ -170,7 +170,7 @@ static int hook_node(Calls *self, Frame *frame, const Visit *here, int keep_grap
 
 /* The walk gives each node a Python object. In a graph of 10,000 nodes these would start a full garbage collection every
  * few steps. They go away with the graph, so no collection runs meanwhile. */
-static int hook_graph(Calls *self, Frame *frame, PyObject *roots, int keep_graph, int every) {
+static int hook_graph(Backward *self, Frame *frame, PyObject *roots, int keep_graph, int every) {
     Walk walk = {0};
     int collects = PyGC_Disable();
     int failed = annot_walk(&walk, roots) < 0;
@@ -204,7 +204,7 @@ static void remove_hook(PyObject *handle) {
     Py_XDECREF(done);
 }
 
-static void forget_nodes(Calls *self, Frame *frame) {
+static void forget_nodes(Backward *self, Frame *frame) {
     for (Py_ssize_t i = 0; frame->handles && i < PyList_Size(frame->handles); i++) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
@@ -224,11 +224,11 @@ static void forget_nodes(Calls *self, Frame *frame) {
 
 PyObject *annot_begin(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"roots", "keep_graph", "create_graph", "every", NULL};
-    Calls *self = (Calls *)self_object;
+    Backward *self = (Backward *)self_object;
     PyObject *roots;
     int keep_graph, create_graph, every;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$ppp", names, &PyTuple_Type, &roots, &keep_graph,
-                                     &create_graph, &every))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$ppp", names, &PyTuple_Type, &roots, &keep_graph, &create_graph,
+                                     &every))
         return NULL;
     Frame *frame = push_frame(create_graph);
     if (!frame)
@@ -248,14 +248,10 @@ static unsigned long count_frames(void) {
     return count;
 }
 
-PyObject *annot_open_runs(PyObject *self_object, PyObject *unused) {
-    (void)self_object, (void)unused;
-    return PyLong_FromUnsignedLong(count_frames());
-}
+PyObject *annot_open_runs(PyObject *self_object, PyObject *unused) { return PyLong_FromUnsignedLong(count_frames()); }
 
 /* Runs on the thread that finished the engine's task, when the task is done. */
 static PyObject *close_worker(PyObject *token, PyObject *unused) {
-    (void)unused;
     if (my_frame && my_frame->serial == PyLong_AsUnsignedLongLong(token))
         pop_frame();
     Py_RETURN_NONE;
@@ -272,7 +268,7 @@ static PyObject *closer_of(uint64_t serial) {
 
 /* Adds a task that closes the frame, unless its last node belongs to an active run. Python code may free the frame
  * meanwhile, so all uses of it come first. */
-static int add_if_stale(Calls *self, PyObject *tasks, const Frame *frame) {
+static int add_if_stale(Backward *self, PyObject *tasks, const Frame *frame) {
     PyObject *device = Py_NewRef(frame->device), *last = Py_XNewRef(frame->last), *closer = NULL, *task = NULL;
     uint64_t serial = frame->serial;
     int stale = !(last && PyDict_GetItemWithError(self->owners, last));
@@ -298,7 +294,7 @@ static const Frame *worker_before(uint64_t serial) {
 
 /* A run that ends here, or fails, leaves ranges open on the engine's device threads whose last node belongs to a
  * finished run. Closes them on those threads. Skipped inside a node, where this thread may be one of them. */
-static PyObject *close_workers(Calls *self) {
+static PyObject *close_workers(Backward *self) {
     PyObject *tasks = PyList_New(0), *inside = PyObject_CallNoArgs(annot_its.current_node), *done = NULL;
     int failed = !tasks || !inside;
     const Frame *frame = inside == Py_None ? workers : NULL;
@@ -319,12 +315,12 @@ PyObject *annot_finish(PyObject *self_object, PyObject *count) {
     if (PyErr_Occurred())
         return NULL;
     for (unsigned long open = count_frames(); open > remaining; open--) {
-        forget_nodes((Calls *)self_object, my_frame);
+        forget_nodes((Backward *)self_object, my_frame);
         pop_frame();
     }
     if (PyErr_Occurred())
         return NULL;
-    return workers ? close_workers((Calls *)self_object) : Py_NewRef(Py_None);
+    return workers ? close_workers((Backward *)self_object) : Py_NewRef(Py_None);
 }
 
 /* Whether the run creates a graph (create_graph=True): the engine then enables gradients. */
@@ -335,7 +331,7 @@ static int is_grad_on(void) {
     return is_on;
 }
 
-static Frame *worker_frame(Calls *self, PyObject *node) {
+static Frame *worker_frame(Backward *self, PyObject *node) {
     Frame *frame = push_frame(is_grad_on());
     if (!frame)
         return NULL;
@@ -354,8 +350,7 @@ static Frame *worker_frame(Calls *self, PyObject *node) {
 
 /* The hook: opens the backward range of the node that the engine runs next. Never raises. */
 static PyObject *on_node(PyObject *self_object, PyObject *unused) {
-    (void)unused;
-    Calls *self = (Calls *)self_object;
+    Backward *self = (Backward *)self_object;
     PyObject *node = PyObject_CallNoArgs(annot_its.current_node);
     PyObject *owner = node ? PyDict_GetItemWithError(self->owners, node) : NULL;
     Frame *frame = owner ? (my_frame ? my_frame : worker_frame(self, node)) : NULL;
@@ -375,7 +370,7 @@ static PyObject *on_node(PyObject *self_object, PyObject *unused) {
 
 static PyMethodDef on_node_def = {"on_node", on_node, METH_O, "Open the backward range of the node that runs next."};
 
-static int make_carrier(Calls *self) {
+static int make_carrier(Backward *self) {
     PyObject *zeros = annot_get("torch", "zeros");
     PyObject *hooks = PyDict_New(), *zero = PyLong_FromLong(0);
     self->carrier = zeros ? PyObject_CallFunction(zeros, "i", 1) : NULL;
@@ -387,7 +382,7 @@ static int make_carrier(Calls *self) {
     return failed ? -1 : 0;
 }
 
-int annot_prepare_hooks(Calls *self) {
+int annot_prepare_hooks(Backward *self) {
     self->owners = PyDict_New();
     self->shared = PyDict_New();
     self->hook = PyCFunction_NewEx(&on_node_def, (PyObject *)self, NULL);

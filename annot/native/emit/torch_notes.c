@@ -1,5 +1,6 @@
 /* Notes: the calls of each thread by autograd sequence number. A backward run looks up the call that created a node. */
-#include "torch_calls.h"
+#include "torch_notes.h"
+#include "torch_names.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -135,7 +136,6 @@ static void add_note(Notes *self, uint64_t number, Invocation *owner) {
 static int lost = 0;
 
 PyObject *annot_has_lost(PyObject *calls, PyObject *unused) {
-    (void)calls, (void)unused;
     int had = lost;
     lost = 0;
     return PyBool_FromLong(had);
@@ -166,7 +166,6 @@ Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number) {
 }
 
 PyObject *annot_drop_notes(PyObject *calls, PyObject *unused) {
-    (void)calls, (void)unused;
     size_t count = 0;
     for (Notes *one = all_notes; one; one = one->next)
         count++;
@@ -204,14 +203,15 @@ static void forget_ended(void) {
 }
 
 PyObject *annot_note_switch(PyObject *calls, PyObject *unused) {
-    (void)calls, (void)unused;
     if (annot_my_notes())
         annot_note_now(annot_my_notes(), annot_current(annot_my_notes()));
     Py_RETURN_NONE;
 }
 
 /* Memory offsets in nodes, from annot/torch/autograd_nodes.py; all 0 if it did not find them. */
-static struct { Py_ssize_t cpp, python, number, thread; } layout;
+static struct {
+    Py_ssize_t cpp, python, number, thread;
+} layout;
 
 static int ask_number(PyObject *node, uint64_t *number) {
     PyObject *value = PyObject_CallMethodObjArgs(node, annot_its.sequence, NULL);
@@ -406,7 +406,6 @@ static void set_current(Notes *notes, Invocation *call) {
 }
 
 PyObject *annot_watch_greenlets(PyObject *module, PyObject *getcurrent) {
-    (void)module;
     if (!call_key && !(call_key = PyUnicode_InternFromString("annot call")))
         return NULL;
     PyObject *old = annot_greenlet;
@@ -438,8 +437,6 @@ void annot_leave_out_of_order(Notes *notes, Invocation *made, Invocation *parent
     }
     Py_XDECREF((PyObject *)parent);
 }
-
-/* ---------------------------------------------------------------- types */
 
 static PyType_Slot invocation_slots[] = {{Py_tp_dealloc, invocation_dealloc}, {0, NULL}};
 static PyType_Slot notes_slots[] = {{Py_tp_dealloc, notes_dealloc}, {0, NULL}};

@@ -1,6 +1,7 @@
 /* Walk through an autograd graph from its roots: all nodes by descending sequence number, with the calls that created
  * them. */
-#include "torch_calls.h"
+#include "torch_walk.h"
+#include "torch_names.h"
 
 #include <stdlib.h>
 
@@ -15,36 +16,27 @@ static size_t slot_of(const Walk *walk, PyObject *node) {
     return slot;
 }
 
-static int grow_seen(Walk *walk) {
+/* Twice as many slots as visits. */
+static int grow(Walk *walk) {
     size_t size = walk->seen_size ? 2 * walk->seen_size : 512;
-    size_t *grown = calloc(size, sizeof *grown);
-    if (!grown)
+    Visit *visits = realloc(walk->visits, size / 2 * sizeof *visits);
+    if (!visits)
+        return -1;
+    walk->visits = visits;
+    size_t *seen = calloc(size, sizeof *seen);
+    if (!seen)
         return -1;
     free(walk->seen);
-    walk->seen = grown;
+    walk->seen = seen;
     walk->seen_size = size;
     for (size_t i = 0; i < walk->count; i++)
-        grown[slot_of(walk, walk->visits[i].node)] = i + 1;
-    return 0;
-}
-
-static int make_room(Walk *walk) {
-    if (2 * (walk->count + 1) > walk->seen_size && grow_seen(walk) < 0)
-        return -1;
-    if (walk->count < walk->capacity)
-        return 0;
-    size_t capacity = walk->capacity ? 2 * walk->capacity : 256;
-    Visit *grown = realloc(walk->visits, capacity * sizeof *grown);
-    if (!grown)
-        return -1;
-    walk->visits = grown;
-    walk->capacity = capacity;
+        seen[slot_of(walk, visits[i].node)] = i + 1;
     return 0;
 }
 
 /* Adds a node unless it was visited, and returns its number. -1 with an exception set or when out of memory. */
 static int visit(Walk *walk, PyObject *node, uint64_t *number) {
-    if (make_room(walk) < 0)
+    if (2 * (walk->count + 1) > walk->seen_size && grow(walk) < 0)
         return -1;
     size_t slot = slot_of(walk, node);
     if (walk->seen[slot]) {

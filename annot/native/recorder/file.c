@@ -5,7 +5,7 @@
  * disk would raise SIGBUS. If the allocation fails, lost events are counted in the header, which stays mapped. Where a
  * sandbox or file system refuses shared mappings, chunks are memory, and each event is copied to the file by pwrite. */
 #define _GNU_SOURCE
-#include "recorder.h"
+#include "file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,23 +44,18 @@ static struct {
     off_t size;
     int open, error; /* `error`: of the first failure of the recording, or 0 */
     header *header; /* address where the header of each file is mapped, as any thread may count in it; NULL: none yet */
-    int copies; /* the header is not mapped: `save_header` copies it to the file */
+    int copies;     /* the header is not mapped: `save_header` copies it to the file */
 } file = {.kept = {.descriptor = -1}};
 
-static uint64_t read_clock(clockid_t clock)
-{
+static uint64_t read_clock(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-uint64_t now(void)
-{
-    return read_clock(CLOCK_MONOTONIC);
-}
+uint64_t now(void) { return read_clock(CLOCK_MONOTONIC); }
 
-void put_text(record *r, const char *text, uint32_t length)
-{
+void put_text(record *r, const char *text, uint32_t length) {
     for (; length; r++) {
         uint32_t part = length < TEXT_ROOM ? length : TEXT_ROOM;
         memcpy((char *)r + 1, text, part);
@@ -70,16 +65,14 @@ void put_text(record *r, const char *text, uint32_t length)
     }
 }
 
-static int is_kept(const kept *k)
-{
+static int is_kept(const kept *k) {
     struct stat status;
-    return k->descriptor >= 0 && !fstat(k->descriptor, &status) && status.st_dev == k->device
-        && status.st_ino == k->inode;
+    return k->descriptor >= 0 && !fstat(k->descriptor, &status) && status.st_dev == k->device &&
+           status.st_ino == k->inode;
 }
 
 /* Moves a descriptor away from the low numbers, which the program expects for its own files. */
-static int move_up(int fd)
-{
+static int move_up(int fd) {
     struct rlimit limit;
     int lowest = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > 1024 ? 512 : (int)limit.rlim_cur / 2;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, lowest);
@@ -88,8 +81,7 @@ static int move_up(int fd)
 }
 
 /* Keeps a new descriptor. Returns an errno. */
-static int keep(kept *k, int fd)
-{
+static int keep(kept *k, int fd) {
     struct stat status;
     if (fstat(fd, &status)) {
         int error = errno;
@@ -100,16 +92,14 @@ static int keep(kept *k, int fd)
     return k->descriptor < 0 ? errno : 0;
 }
 
-static void close_kept(kept *k)
-{
+static void close_kept(kept *k) {
     if (is_kept(k))
         close(k->descriptor);
     k->descriptor = -1;
 }
 
 /* Returns a descriptor of the file, or -1 with errno set. If the program has closed it, the file is opened again. */
-static int descriptor(void)
-{
+static int descriptor(void) {
     if (is_kept(&file.kept))
         return file.kept.descriptor;
     int fd = open(file.path, O_RDWR | O_CLOEXEC);
@@ -123,8 +113,7 @@ static int descriptor(void)
 
 /* Returns a descriptor of the folder, or -1 with errno set. A process that forks after chroot inherits the one that was
  * opened before. Each recording opens its folder: one of the same name may have been removed. */
-static int open_folder(const char *path)
-{
+static int open_folder(const char *path) {
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int error = fd < 0 ? errno : 0;
     if (error && is_kept(&folder.kept) && !strcmp(folder.path, path))
@@ -142,8 +131,7 @@ static int open_folder(const char *path)
 }
 
 /* Writes all bytes. Returns an errno. */
-static int write_at(int fd, const void *bytes, size_t count, off_t offset)
-{
+static int write_at(int fd, const void *bytes, size_t count, off_t offset) {
     for (const char *from = bytes; count;) {
         ssize_t written = pwrite(fd, from, count, offset);
         if (written <= 0 && (!written || errno != EINTR))
@@ -156,12 +144,10 @@ static int write_at(int fd, const void *bytes, size_t count, off_t offset)
 
 /* Allocates blocks; writes zeros where fallocate is refused. Returns an errno. Checks RLIMIT_FSIZE first: exceeding it
  * would kill the process (SIGXFSZ). */
-static int reserve(int fd, off_t offset, size_t bytes)
-{
+static int reserve(int fd, off_t offset, size_t bytes) {
     static const char zeros[PAGE];
     struct rlimit limit;
-    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY
-        && (rlim_t)offset + bytes > limit.rlim_cur)
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY && (rlim_t)offset + bytes > limit.rlim_cur)
         return EFBIG;
     int error;
     do
@@ -176,8 +162,7 @@ static int reserve(int fd, off_t offset, size_t bytes)
 }
 
 /* Maps zeroed memory, at `at` in place of a file: later writes go to this memory, not to the file. */
-static void *map_zeros(void *at, size_t bytes)
-{
+static void *map_zeros(void *at, size_t bytes) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
     at = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     return at == MAP_FAILED ? NULL : at;
@@ -185,8 +170,7 @@ static void *map_zeros(void *at, size_t bytes)
 
 /* Maps part of the file at `at`, or anywhere if NULL; where this is refused, memory, and sets `copies`. Returns NULL and
  * sets errno without space. */
-static void *map(void *at, off_t offset, size_t bytes, int *copies)
-{
+static void *map(void *at, off_t offset, size_t bytes, int *copies) {
     int fd = descriptor();
     int error = fd < 0 ? errno : reserve(fd, offset, bytes);
     if (error) {
@@ -199,28 +183,24 @@ static void *map(void *at, off_t offset, size_t bytes, int *copies)
 }
 
 /* Writes the header unless it is mapped, except for `retired`, which the reader sets. */
-static void save_header(void)
-{
+static void save_header(void) {
     int fd = file.copies ? descriptor() : -1;
     if (fd >= 0)
         write_at(fd, file.header, offsetof(header, retired), 0);
 }
 
-void note_failure(int error)
-{
+void note_failure(int error) {
     if (!file.error)
         file.error = error;
     if (file.open)
         file.header->error = (uint32_t)file.error;
 }
 
-int first_error(void)
-{
-    return file.error;
-}
+int is_open(void) { return file.open; }
 
-static void describe(header *h)
-{
+int first_error(void) { return file.error; }
+
+static void describe(header *h) {
     int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     if (fd >= 0) {
         ssize_t got = read(fd, h->program, sizeof h->program - 1);
@@ -235,8 +215,7 @@ static void describe(header *h)
 }
 
 /* After exec, a process has the same pid; the second number in the file name tells the files apart. */
-static int create(const char *path)
-{
+static int create(const char *path) {
     int parent = open_folder(path);
     for (unsigned attempt = 0; parent >= 0 && attempt < 1000; attempt++) {
         int name = snprintf(file.path, sizeof file.path, "%s/", path);
@@ -249,8 +228,7 @@ static int create(const char *path)
 }
 
 /* Returns an errno. */
-static int map_header(void)
-{
+static int map_header(void) {
     header *h = file.header;
     if (!h && !(h = map_zeros(NULL, PAGE)))
         return ENOMEM;
@@ -264,8 +242,7 @@ static int map_header(void)
 }
 
 /* Returns an errno. */
-static int make_file(const char *path)
-{
+static int make_file(const char *path) {
     int fd = create(path);
     if (fd < 0)
         return errno;
@@ -279,8 +256,7 @@ static int make_file(const char *path)
     return error;
 }
 
-int have_file(const char *path)
-{
+int have_file(const char *path) {
     int error = file.open ? 0 : make_file(path);
     if (error)
         note_failure(error);
@@ -294,19 +270,16 @@ int have_file(const char *path)
     return 0;
 }
 
-static void note_end(void)
-{
+void end_file(void) {
     if (!file.open)
         return;
     file.header->stopped = now();
     save_header();
 }
 
-void leave_file(int inherited)
-{
-    leave_names();
+void leave_file(int inherited) {
     if (!inherited) {
-        note_end();
+        end_file();
         close_kept(&folder.kept);
     }
     close_kept(&file.kept);
@@ -315,14 +288,7 @@ void leave_file(int inherited)
     file.open = file.copies = file.error = 0;
 }
 
-__attribute__((destructor)) static void note_exit(void)
-{
-    if (!is_copy())
-        note_end();
-}
-
-int is_retired(void)
-{
+int is_retired(void) {
     if (!file.open)
         return 0;
     uint32_t *retired = &file.header->retired;
@@ -332,28 +298,20 @@ int is_retired(void)
     return __atomic_load_n(retired, __ATOMIC_RELAXED) != 0;
 }
 
-void lost(uint64_t events)
-{
+void lost(uint64_t events) {
     header *h = __atomic_load_n(&file.header, __ATOMIC_ACQUIRE);
     if (h)
         __atomic_fetch_add(&h->lost_events, events, __ATOMIC_RELAXED);
 }
 
-void save_names(void)
-{
-    if (!file.open)
-        return;
-    file.header->lost_names = write_names();
+void note_lost_names(uint32_t names) {
+    file.header->lost_names = names;
     save_header();
 }
 
-static size_t size_of(const chunk *c)
-{
-    return (size_t)((char *)c->end - (char *)c->base);
-}
+static size_t size_of(const chunk *c) { return (size_t)((char *)c->end - (char *)c->base); }
 
-int map_chunk(chunk *c, size_t bytes)
-{
+int map_chunk(chunk *c, size_t bytes) {
     int copies = 0;
     record *base = map(NULL, file.size, bytes, &copies);
     if (!base) {
@@ -372,8 +330,7 @@ int map_chunk(chunk *c, size_t bytes)
     return 1;
 }
 
-int save_chunk(chunk *c, record *end)
-{
+int save_chunk(chunk *c, record *end) {
     if (!c->saved || c->saved == end)
         return 0;
     size_t begin = (size_t)((char *)c->saved - (char *)c->base), bytes = (size_t)((char *)end - (char *)c->saved);
@@ -386,15 +343,13 @@ int save_chunk(chunk *c, record *end)
     return error != 0;
 }
 
-void unmap_chunk(chunk *c)
-{
+void unmap_chunk(chunk *c) {
     if (c->base)
         munmap(c->base, size_of(c));
     *c = (chunk){0};
 }
 
-void detach_chunk(chunk *c)
-{
+void detach_chunk(chunk *c) {
     if (!c->saved)
         map_zeros(c->base, size_of(c));
 }

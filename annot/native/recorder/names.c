@@ -3,7 +3,7 @@
  * A process stores each name once, although clients register their strings again for each recording. A later name of
  * the same object replaces the earlier one. Each file contains all names. */
 #define _GNU_SOURCE
-#include "recorder.h"
+#include "names.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,40 +17,34 @@ typedef struct definition {
     char *text;
 } definition;
 
+/* Guarded by `mutex`. */
 static definition *definitions;
 static uint32_t defined, allocated, ids;
 static uint32_t written; /* number of definitions in the file */
-static uint32_t *table; /* hash table by key and text, of 2 * allocated slots: 1 + index in `definitions`; 0: free */
+static uint32_t *table;  /* hash table by key and text, of 2 * allocated slots: 1 + index in `definitions`; 0: free */
 static chunk names;
 
-static int known_by_text(uint64_t key)
-{
-    return (key & 0xFF) == STRING || (key & 0xFF) == DOMAIN_NAME;
-}
+static int known_by_text(uint64_t key) { return (key & 0xFF) == STRING || (key & 0xFF) == DOMAIN_NAME; }
 
 /* Identifies the named object. Strings and domains are identified by their text as well. */
-static uint64_t key_of(enum kind kind, uint32_t domain, uint32_t number, int32_t thread)
-{
+static uint64_t key_of(enum kind kind, uint32_t domain, uint32_t number, int32_t thread) {
     uint64_t key = kind == DOMAIN_NAME || kind == THREAD_NAME ? kind : kind | (uint64_t)domain << 8;
     return key | (uint64_t)(kind == CATEGORY ? number : kind == THREAD_NAME ? (uint32_t)thread : 0) << 32;
 }
 
-static uint64_t hash(uint64_t key, const char *text, uint32_t length)
-{
+static uint64_t hash(uint64_t key, const char *text, uint32_t length) {
     uint64_t h = (key ^ 0xCBF29CE484222325u) * 0x100000001B3u;
     for (uint32_t i = 0; known_by_text(key) && i < length; i++)
         h = (h ^ (uint8_t)text[i]) * 0x100000001B3u;
     return h ^ h >> 32;
 }
 
-static int has_text(const definition *d, const char *text, uint32_t length)
-{
+static int has_text(const definition *d, const char *text, uint32_t length) {
     return d->length == length && !memcmp(d->text, text, length);
 }
 
 /* Returns the slot of the definition in the table, or the free slot for it. */
-static uint32_t *find(uint64_t key, const char *text, uint32_t length)
-{
+static uint32_t *find(uint64_t key, const char *text, uint32_t length) {
     uint32_t mask = 2 * allocated - 1;
     for (uint32_t at = (uint32_t)hash(key, text, length) & mask;; at = (at + 1) & mask) {
         const definition *d = table[at] ? &definitions[table[at] - 1] : NULL;
@@ -59,16 +53,14 @@ static uint32_t *find(uint64_t key, const char *text, uint32_t length)
     }
 }
 
-static void drop(definition *d)
-{
+static void drop(definition *d) {
     free(d->text);
     d->text = NULL;
     d->kind = NONE;
 }
 
 /* Removes dropped definitions and rebuilds the table. */
-static void compact(void)
-{
+static void compact(void) {
     uint32_t kept = 0, before = written;
     memset(table, 0, 2 * (size_t)allocated * sizeof *table);
     for (uint32_t i = 0; i < defined; i++) {
@@ -82,8 +74,7 @@ static void compact(void)
         *find(definitions[i].key, definitions[i].text, definitions[i].length) = i + 1;
 }
 
-static int grow(void)
-{
+static int grow(void) {
     uint32_t larger = allocated ? 2 * allocated : 256;
     definition *moved = larger > allocated ? realloc(definitions, larger * sizeof *moved) : NULL;
     if (!moved)
@@ -97,8 +88,7 @@ static int grow(void)
     return 1;
 }
 
-static int make_room(void)
-{
+static int make_room(void) {
     if (defined < allocated)
         return 1;
     if (allocated)
@@ -109,8 +99,7 @@ static int make_room(void)
     return 1;
 }
 
-static int write_definition(const definition *d)
-{
+static int write_definition(const definition *d) {
     uint32_t slots = 1 + text_records(d->length);
     if (names.end - names.next < (ptrdiff_t)slots) {
         chunk fresh;
@@ -132,22 +121,21 @@ static int write_definition(const definition *d)
     return 1;
 }
 
-uint32_t write_names(void)
-{
+void save_names(void) {
+    if (!is_open())
+        return;
     while (written < defined && (!definitions[written].kind || write_definition(&definitions[written])))
         written++;
     save_chunk(&names, names.next);
-    return defined - written;
+    note_lost_names(defined - written); /* for lack of space */
 }
 
-void leave_names(void)
-{
+void leave_names(void) {
     unmap_chunk(&names);
     written = 0;
 }
 
-uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length)
-{
+uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length) {
     uint64_t key = key_of(kind, domain, number, thread);
     uint32_t *slot = allocated ? find(key, text, length) : NULL;
     if (slot && *slot && has_text(&definitions[*slot - 1], text, length))
@@ -167,14 +155,12 @@ uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread
     return kind == STRING ? number : 1;
 }
 
-uint32_t find_domain(const char *name, uint32_t length)
-{
+uint32_t find_domain(const char *name, uint32_t length) {
     uint32_t found = allocated ? *find(key_of(DOMAIN_NAME, 0, 0, 0), name, length) : 0;
     return found ? definitions[found - 1].domain : 0;
 }
 
-void adopt_names(int32_t thread)
-{
+void adopt_names(int32_t thread) {
     for (uint32_t i = 0; i < defined; i++) {
         if (definitions[i].kind == THREAD_NAME) /* the parent's threads do not exist in the child */
             drop(&definitions[i]);

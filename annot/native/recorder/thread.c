@@ -3,7 +3,8 @@
  * Only the owner unmaps a chunk, because a thread may be writing while another one stops the session. Stopping instead
  * maps memory over the chunks, so that idle threads do not keep the file mapped. */
 #define _GNU_SOURCE
-#include "recorder.h"
+#include "thread.h"
+#include "names.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -14,11 +15,12 @@
 #include <unistd.h>
 
 #define RETRY_AFTER 1024 /* events to lose before asking for space again */
-#define WORTH_KEEPING 8 /* free records that make a chunk worth passing on to another thread */
+#define WORTH_KEEPING 8  /* free records that make a chunk worth passing on to another thread */
 
 __attribute__((aligned(PAGE))) own own_page;
 __thread thread *mine;
 
+/* Guarded by `mutex`, except `detects_children`, which is set once. */
 static uint32_t session, sessions, threads_seen; /* `session`: as own_page.active, but inherited by children */
 static int detects_children;
 static char directory[PATH_MAX];
@@ -27,14 +29,12 @@ static chunk *spare;
 static pthread_key_t exit_key;
 static int has_key;
 
-static void switch_to(uint32_t number)
-{
+static void switch_to(uint32_t number) {
     session = number;
     __atomic_store_n(&own_page.active, number, __ATOMIC_RELEASE);
 }
 
-static void drop_spare(void)
-{
+static void drop_spare(void) {
     while (spare) {
         chunk *c = spare;
         spare = c->link;
@@ -43,8 +43,7 @@ static void drop_spare(void)
     }
 }
 
-static void release_chunk(thread *t)
-{
+static void release_chunk(thread *t) {
     chunk *c = t->chunk;
     if (!c)
         return;
@@ -61,8 +60,7 @@ static void release_chunk(thread *t)
 }
 
 /* The first chunk of a thread is small and may be shared with short-lived threads; later chunks are larger. */
-static chunk *new_chunk(const thread *t, uint32_t slots)
-{
+static chunk *new_chunk(const thread *t, uint32_t slots) {
     chunk **from = &spare;
     for (int tried = 0; *from && t->sections == 0 && tried < 8; from = &(*from)->link, tried++)
         if ((*from)->end - (*from)->next >= (ptrdiff_t)slots) {
@@ -81,8 +79,7 @@ static chunk *new_chunk(const thread *t, uint32_t slots)
     return NULL;
 }
 
-static uint32_t open_domains(const thread *t)
-{
+static uint32_t open_domains(const thread *t) {
     uint32_t count = 0;
     for (uint32_t d = 0; d < t->domains; d++)
         count += t->depths[d].level != 0;
@@ -91,8 +88,7 @@ static uint32_t open_domains(const thread *t)
 
 /* Starts a section: names the thread of the records after it and their nesting levels, so that each section can be read
  * by itself. */
-static void begin_section(thread *t)
-{
+static void begin_section(thread *t) {
     record *r = t->next;
     char name[16] = "";
     if (t->sections == 0)
@@ -118,8 +114,7 @@ static void begin_section(thread *t)
     t->gap = 0;
 }
 
-static record *start_chunk(thread *t, uint32_t slots)
-{
+static record *start_chunk(thread *t, uint32_t slots) {
     if (t->session != session)
         t->sections = 0, t->gap = 0;
     release_chunk(t);
@@ -139,8 +134,7 @@ static record *start_chunk(thread *t, uint32_t slots)
     return r;
 }
 
-static void leave(void *self)
-{
+static void leave(void *self) {
     thread *t = self;
     if (is_copy() && !adopt_process())
         return;
@@ -155,19 +149,12 @@ static void leave(void *self)
     free(t);
 }
 
-static void before_fork(void)
-{
-    pthread_mutex_lock(&mutex);
-}
+static void before_fork(void) { pthread_mutex_lock(&mutex); }
 
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&mutex);
-}
+static void after_fork(void) { pthread_mutex_unlock(&mutex); }
 
 /* The child shares the parent's mappings and must not write to them. Its own file is created at its first event. */
-static void in_child(void)
-{
+static void in_child(void) {
     for (thread *t = threads, *after; t; t = after) {
         after = t->after;
         if (t->chunk)
@@ -186,6 +173,7 @@ static void in_child(void)
         mine->id = (int32_t)syscall(SYS_gettid);
     }
     drop_spare();
+    leave_names();
     leave_file(1);
     adopt_names((int32_t)getpid());
     switch_to(session ? ++sessions : 0);
@@ -194,8 +182,7 @@ static void in_child(void)
 }
 
 /* Fails if another thread of the parent held the mutex during the fork: the guarded data may be inconsistent. */
-__attribute__((cold, noinline)) int adopt_process(void)
-{
+__attribute__((cold, noinline)) int adopt_process(void) {
     if (pthread_mutex_trylock(&mutex))
         return 0;
     if (is_copy())
@@ -207,16 +194,19 @@ __attribute__((cold, noinline)) int adopt_process(void)
 
 /* Detects children. Linux before 4.14 lacks MADV_WIPEONFORK; there, children of clone are not detected. Without memory for
  * the handlers of fork, a child of fork is detected as a child of clone is. */
-__attribute__((constructor)) static void set_up(void)
-{
+__attribute__((constructor)) static void set_up(void) {
     int wiped = !madvise(&own_page, sizeof own_page, MADV_WIPEONFORK);
     int handled = !pthread_atfork(before_fork, after_fork, in_child);
     detects_children = wiped || handled;
     own_page.original = 1;
 }
 
-__attribute__((cold, noinline)) thread *enter(void)
-{
+__attribute__((destructor)) static void note_exit(void) {
+    if (!is_copy())
+        end_file();
+}
+
+__attribute__((cold, noinline)) thread *enter(void) {
     thread *t = calloc(1, sizeof *t);
     if (!t)
         return NULL;
@@ -236,8 +226,7 @@ __attribute__((cold, noinline)) thread *enter(void)
     return mine = t;
 }
 
-__attribute__((cold, noinline)) depth *deeper(thread *t, uint32_t domain)
-{
+__attribute__((cold, noinline)) depth *deeper(thread *t, uint32_t domain) {
     uint32_t domains = (domain + 8) / 8 * 8;
     depth *depths = realloc(t->depths, domains * sizeof *depths);
     if (!depths)
@@ -248,8 +237,7 @@ __attribute__((cold, noinline)) depth *deeper(thread *t, uint32_t domain)
     return depths + domain;
 }
 
-static void lose(thread *t)
-{
+static void lose(thread *t) {
     if (!t->gap)
         for (uint32_t d = 0; d < t->domains; d++)
             t->depths[d].floor = t->depths[d].level;
@@ -258,8 +246,7 @@ static void lose(thread *t)
 }
 
 /* If the event cannot be written, it is lost, and a later chunk notes the gap. */
-void save_event(thread *t)
-{
+void save_event(thread *t) {
     pthread_mutex_lock(&mutex);
     chunk *c = t->session == session ? t->chunk : NULL;
     if (c && save_chunk(c, t->next)) {
@@ -271,8 +258,7 @@ void save_event(thread *t)
     pthread_mutex_unlock(&mutex);
 }
 
-static void end_session(void)
-{
+static void end_session(void) {
     switch_to(0);
     drop_spare();
     if (mine)
@@ -280,17 +266,16 @@ static void end_session(void)
     for (thread *t = threads; t; t = t->after)
         if (t->chunk)
             detach_chunk(t->chunk);
+    leave_names();
     leave_file(0);
 }
 
-static void end_if_retired(void)
-{
+static void end_if_retired(void) {
     if (is_retired())
         end_session();
 }
 
-__attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
-{
+__attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots) {
     uint32_t number = __atomic_load_n(&own_page.active, __ATOMIC_ACQUIRE);
     if (!number)
         return NULL;
@@ -312,8 +297,7 @@ __attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
     return r;
 }
 
-int start_session(const char *folder, int must_open)
-{
+int start_session(const char *folder, int must_open) {
     if (is_copy() && !adopt_process())
         return EBUSY;
     char *path = realpath(folder, NULL);
@@ -328,6 +312,7 @@ int start_session(const char *folder, int must_open)
         note_failure(error);
     } else {
         strcpy(directory, path);
+        leave_names();
         leave_file(0);
         error = have_file(directory);
         if (!error || !must_open)
@@ -339,8 +324,7 @@ int start_session(const char *folder, int must_open)
     return error;
 }
 
-void stop_session(void)
-{
+void stop_session(void) {
     if (is_copy() && !adopt_process())
         return;
     pthread_mutex_lock(&mutex);
@@ -348,8 +332,7 @@ void stop_session(void)
     pthread_mutex_unlock(&mutex);
 }
 
-int is_recorded(void)
-{
+int is_recorded(void) {
     if (is_copy() && !adopt_process())
         return 0;
     pthread_mutex_lock(&mutex);

@@ -1,9 +1,8 @@
 /* Exchange of columns with Python through the Arrow C data interface, without copies.
  *
- * polars, PyArrow and other Arrow libraries accept the objects of `arrow_array` and `arrow_batch`, and produce objects
- * that `arrow_read` accepts. Layouts: https://arrow.apache.org/docs/format/CDataInterface.html. */
-#ifndef ANNOT_ARROW_H
-#define ANNOT_ARROW_H
+ * polars, PyArrow and other Arrow libraries accept the objects of `arrow_array`, and produce objects that `arrow_read`
+ * accepts. Layouts: https://arrow.apache.org/docs/format/CDataInterface.html. */
+#pragma once
 
 #include <Python.h>
 #include <stdatomic.h>
@@ -25,28 +24,26 @@ typedef struct {
 
 /* Returns a column with `buffer_count` buffers, all NULL; NULL when out of memory. Works without the GIL. */
 Column *column_new(const char *format, int64_t length, int64_t buffer_count);
-/* Returns a column of fixed-width values and takes ownership of `values`. Returns NULL, with `values` freed, when out
- * of memory. Works without the GIL. */
+/* Returns a column of fixed-width values and takes ownership of `values`. Returns NULL if `values` is NULL, and with
+ * `values` freed when out of memory. Works without the GIL. */
 Column *column_of(const char *format, int64_t length, void *values);
 void column_drop(Column *column);
 
 /* Returns a Python object with `__arrow_c_array__` and a length, and takes ownership of the column. Returns NULL with
  * an exception set; if `column` is NULL, that is MemoryError. */
 PyObject *arrow_array(Column *column);
-/* Returns such an object for a table. Takes ownership of the columns and copies the names. */
-PyObject *arrow_batch(Column **columns, const char *const *names, int count, int64_t rows);
 
 /* ---------------------------------------------------------------- imported columns */
 
 typedef struct {
     int64_t length;
     const void *values;
-    const uint8_t *valid; /* validity bitmap; NULL if the column has no nulls */
-    int64_t shift;        /* first bit of row 0, in `valid` and in the values of booleans */
-    void *holder;         /* owner of the buffers */
+    const uint8_t *valid;     /* validity bitmap; NULL if the column has no nulls */
+    int64_t shift;            /* first bit of row 0, in `valid` and in the values of booleans */
+    struct ArrowArray *chunk; /* owner of the buffers */
 } Input;
 
-/* Reads an object with `__arrow_c_stream__` or `__arrow_c_array__`. `format` is "l", "i" or "b": 64-bit integers,
+/* Reads an object with `__arrow_c_stream__` in one chunk. `format` is "l", "i" or "b": 64-bit integers,
  * 32-bit integers or booleans. `name` appears in messages. `nulls`: whether nulls are allowed. Returns 0, or -1 with
  * TypeError or ValueError set. */
 int arrow_read(PyObject *object, const char *format, const char *name, int nulls, Input *input);
@@ -65,8 +62,3 @@ static inline const int32_t *ints(const Input *input) { return input->values; }
 
 /* -1 with a ValueError when the lengths differ. */
 int same_lengths(const Input *inputs, int count);
-
-/* Adds the type Columns to the module; -1 with an exception set on failure. */
-int annot_add_arrow(PyObject *module);
-
-#endif

@@ -7,6 +7,8 @@
  * decreases towards the root. On a heavy path it is therefore a staircase, stored as a few steps; an activity replaces
  * the steps that end before it does. Keys with several topmost nodes are updated one by one. */
 #include "layer_chains.h"
+#include "pair_table.h"
+#include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +18,7 @@ typedef struct {
     int32_t owner, device;
     int64_t first, reached; /* first start and latest end */
     int64_t busy;           /* of a node: difference to the sum of the nodes below it, may be negative */
-} Pair;
+} Time;
 
 /* Nodes of a heavy path with the same `reached`: from the end of the previous step down to `bottom`. */
 typedef struct {
@@ -29,94 +31,22 @@ typedef struct {
     int64_t count, room;
 } Stairs;
 
-/* Dense ids for pairs of an owner and a device, in order of appearance. */
-typedef struct {
-    int32_t (*names)[2];
-    int64_t count, room;
-    int64_t *slots; /* open addressing; NONE: free */
-    size_t capacity;
-    uint64_t seed;
-} Index;
-
 typedef struct {
     PyObject_HEAD
     Nodes nodes;
-    Index index, paths;
-    Pair *pairs;    /* by id in `index` */
-    Stairs *stairs; /* by id in `paths`, whose owners are the heads of paths */
+    PairTable times;  /* of Time */
+    PairTable stairs; /* of Stairs; the owners are the heads of paths */
     int has_last;
     int64_t last; /* the latest start so far */
 } Busy;
 
-/* ---------------------------------------------------------------- pairs */
-
-static size_t slot_of(const Index *index, int32_t owner, int32_t device) {
-    uint64_t name = (uint64_t)(uint32_t)owner << 32 | (uint32_t)device;
-    return (size_t)mix(name ^ index->seed) & (index->capacity - 1);
-}
-
-static int grow(Index *index) {
-    size_t capacity = index->capacity ? 2 * index->capacity : 256;
-    void *names = realloc(index->names, capacity / 2 * sizeof *index->names);
-    if (!names)
-        return -1;
-    index->names = names;
-    int64_t *slots = malloc(capacity * sizeof *slots);
-    if (!slots)
-        return -1;
-    memset(slots, 0xFF, capacity * sizeof *slots);
-    free(index->slots);
-    index->slots = slots;
-    index->capacity = capacity;
-    index->room = (int64_t)(capacity / 2);
-    for (int64_t i = 0; i < index->count; i++) {
-        size_t at = slot_of(index, index->names[i][0], index->names[i][1]);
-        while (slots[at] != NONE)
-            at = (at + 1) & (capacity - 1);
-        slots[at] = i;
-    }
-    return 0;
-}
-
-static void free_index(Index *index) {
-    free(index->names);
-    free(index->slots);
-}
-
-/* Returns the id of a pair, or NONE when out of memory. A new pair gets a zeroed entry of `size` bytes in `*values`. */
-static int64_t number_of(Index *index, int32_t owner, int32_t device, void **values, size_t size) {
-    size_t at = 0;
-    if (index->capacity) {
-        at = slot_of(index, owner, device);
-        for (int64_t found; (found = index->slots[at]) != NONE; at = (at + 1) & (index->capacity - 1))
-            if (index->names[found][0] == owner && index->names[found][1] == device)
-                return found;
-    }
-    if (index->count == index->room) {
-        void *grown = grow(index) < 0 ? NULL : realloc(*values, (size_t)index->room * size);
-        if (!grown) {
-            index->room = index->count; /* `*values` was not enlarged */
-            return NONE;
-        }
-        *values = grown;
-        at = slot_of(index, owner, device);
-        while (index->slots[at] != NONE)
-            at = (at + 1) & (index->capacity - 1);
-    }
-    index->slots[at] = index->count;
-    index->names[index->count][0] = owner;
-    index->names[index->count][1] = device;
-    memset((char *)*values + (size_t)index->count * size, 0, size);
-    return index->count++;
-}
-
-/* Returns the pair, which it adds if missing; NULL when out of memory. */
-static Pair *pair_of(Busy *self, int32_t owner, int32_t device, int64_t start) {
-    int64_t before = self->index.count;
-    int64_t number = number_of(&self->index, owner, device, (void **)&self->pairs, sizeof *self->pairs);
-    if (number == before)
-        self->pairs[number] = (Pair){owner, device, start, INT64_MIN, 0};
-    return number == NONE ? NULL : &self->pairs[number];
+/* Returns the time, which it adds if missing; NULL when out of memory. */
+static Time *time_of(Busy *self, int32_t owner, int32_t device, int64_t start) {
+    int64_t count = self->times.count;
+    Time *time = value_of(&self->times, owner, device, sizeof *time);
+    if (time && self->times.count > count)
+        *time = (Time){owner, device, start, INT64_MIN, 0};
+    return time;
 }
 
 /* ---------------------------------------------------------------- a GPU activity */
@@ -127,22 +57,22 @@ typedef struct {
 } Activity;
 
 static int add_to_key(Busy *self, int32_t key, const Activity *activity) {
-    Pair *pair = pair_of(self, (int32_t)(self->nodes.count + key), activity->device, activity->start);
-    if (!pair)
+    Time *time = time_of(self, (int32_t)(self->nodes.count + key), activity->device, activity->start);
+    if (!time)
         return -1;
-    int64_t begin = activity->start > pair->reached ? activity->start : pair->reached;
+    int64_t begin = activity->start > time->reached ? activity->start : time->reached;
     if (activity->end > begin)
-        pair->busy = add_wrapping(pair->busy, subtract_wrapping(activity->end, begin));
-    pair->reached = activity->end > pair->reached ? activity->end : pair->reached;
+        time->busy = add_wrapping(time->busy, subtract_wrapping(activity->end, begin));
+    time->reached = activity->end > time->reached ? activity->end : time->reached;
     return 0;
 }
 
 /* Sets the uncovered time of the activity to `now` from this node upwards; below the node it is `*below`. */
 static int add_change(Busy *self, int32_t node, const Activity *activity, int64_t now, int64_t *below) {
-    Pair *pair = pair_of(self, node, activity->device, activity->start);
-    if (!pair)
+    Time *time = time_of(self, node, activity->device, activity->start);
+    if (!time)
         return -1;
-    pair->busy = add_wrapping(pair->busy, subtract_wrapping(now, *below));
+    time->busy = add_wrapping(time->busy, subtract_wrapping(now, *below));
     *below = now;
     return 0;
 }
@@ -179,10 +109,9 @@ static int put_step(Stairs *stairs, int64_t low, int64_t high, int32_t node, int
  * of memory. */
 static int add_to_path(Busy *self, int32_t node, const Activity *activity, int64_t *below) {
     int32_t head = self->nodes.head[node];
-    int64_t number = number_of(&self->paths, head, activity->device, (void **)&self->stairs, sizeof(Stairs));
-    if (number == NONE)
+    Stairs *stairs = value_of(&self->stairs, head, activity->device, sizeof *stairs);
+    if (!stairs)
         return -1;
-    Stairs *stairs = &self->stairs[number];
     while (stairs->count && stairs->steps[stairs->count - 1].reached <= activity->start)
         stairs->count--; /* starts ascend: these steps cover no later activity */
     int64_t low = first_step(self, stairs, activity->end, 0);
@@ -213,18 +142,16 @@ static int add_activity(Busy *self, int32_t node, const Activity *activity) {
     for (int32_t at = shared[node]; at != NONE; at = parent[at] == NONE ? NONE : shared[parent[at]])
         if (add_to_key(self, key[at], activity) < 0)
             return -1;
-    Pair *pair = pair_of(self, node, activity->device, activity->start);
-    if (!pair)
+    Time *time = time_of(self, node, activity->device, activity->start);
+    if (!time)
         return -1;
-    pair->reached = activity->end > pair->reached ? activity->end : pair->reached;
+    time->reached = activity->end > time->reached ? activity->end : time->reached;
     int64_t below = 0;
     int more = activity->end > activity->start;
     for (int32_t at = node; more > 0 && at != NONE; at = parent[self->nodes.head[at]])
         more = add_to_path(self, at, activity, &below);
     return more < 0 ? -1 : 0;
 }
-
-/* ---------------------------------------------------------------- the Python type */
 
 static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"node_parent", "node_key", "keys", NULL};
@@ -233,37 +160,25 @@ static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOL", names, &parent, &key, &keys))
         return NULL;
     PyObject *columns = PyTuple_Pack(2, parent, key);
-    Busy *self = columns ? (Busy *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
+    Busy *self = columns ? new_object(type) : NULL;
     if (self && read_nodes(columns, keys, &self->nodes) < 0)
         Py_CLEAR(self);
     else if (self)
-        self->index.seed = self->paths.seed = hash_seed();
+        self->times.seed = self->stairs.seed = hash_seed();
     Py_XDECREF(columns);
     return (PyObject *)self;
 }
 
 static void busy_dealloc(PyObject *object) {
     Busy *self = (Busy *)object;
-    PyTypeObject *type = Py_TYPE(object);
     free_nodes(&self->nodes);
-    for (int64_t i = 0; i < self->paths.count; i++)
-        free(self->stairs[i].steps);
-    free(self->stairs);
-    free(self->pairs);
-    free_index(&self->index);
-    free_index(&self->paths);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
-}
-
-static int check_nodes(const Busy *self, const Input *node) {
-    for (int64_t row = 0; row < node->length; row++)
-        if (ints(node)[row] < NONE || ints(node)[row] >= self->nodes.count) {
-            PyErr_Format(PyExc_ValueError, "node must be from -1 to %lld, got %d at row %lld",
-                         (long long)self->nodes.count - 1, ints(node)[row], (long long)row);
-            return -1;
-        }
-    return 0;
+    for (int64_t i = 0; i < self->stairs.count; i++)
+        free(((Stairs *)self->stairs.values)[i].steps);
+    free(self->stairs.values);
+    free(self->times.values);
+    free_pairs(&self->stairs);
+    free_pairs(&self->times);
+    free_object(object);
 }
 
 /* Returns 1 if the starts ascend, 0 if they do not, -1 when out of memory. */
@@ -289,7 +204,9 @@ static PyObject *busy_add(PyObject *object, PyObject *args) {
     Input inputs[4];
     if (read_all(args, "add", expected, 4, inputs) < 0)
         return NULL;
-    int ascending = check_nodes((Busy *)object, &inputs[0]) < 0 ? -1 : add_rows((Busy *)object, inputs);
+    int ascending = check_values(&inputs[0], "node", NONE, ((Busy *)object)->nodes.count - 1) < 0
+                        ? -1
+                        : add_rows((Busy *)object, inputs);
     free_all(inputs, 4);
     if (ascending < 0)
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -298,31 +215,24 @@ static PyObject *busy_add(PyObject *object, PyObject *args) {
 
 /* ---------------------------------------------------------------- the result */
 
-static int by_key(const void *left, const void *right) {
-    const Pair *one = left, *other = right;
-    if (one->owner != other->owner)
-        return one->owner < other->owner ? -1 : 1;
-    return (one->device > other->device) - (one->device < other->device);
-}
-
 static int by_device(const void *left, const void *right) {
-    const Pair *one = left, *other = right;
+    const Time *one = left, *other = right;
     if (one->device != other->device)
         return one->device < other->device ? -1 : 1;
     return (one->owner < other->owner) - (one->owner > other->owner);
 }
 
 typedef struct {
-    Pair *pairs;
+    Time *times;
     int64_t count, room;
 } Rows;
 
-static int append(Rows *rows, Pair pair) {
-    Pair *pairs = make_room(rows->pairs, rows->count, &rows->room, sizeof *pairs);
-    if (!pairs)
+static int append(Rows *rows, Time time) {
+    Time *times = make_room(rows->times, rows->count, &rows->room, sizeof *times);
+    if (!times)
         return -1;
-    rows->pairs = pairs;
-    pairs[rows->count++] = pair;
+    rows->times = times;
+    times[rows->count++] = time;
     return 0;
 }
 
@@ -331,15 +241,15 @@ static int add_above(const Busy *self, Rows *rows, int64_t first, char *seen) {
     const int32_t *parent = self->nodes.parent;
     int64_t count = rows->count;
     for (int64_t i = first; i < count; i++)
-        seen[rows->pairs[i].owner] = 1;
+        seen[rows->times[i].owner] = 1;
     for (int64_t i = first; i < count; i++)
-        for (int32_t at = parent[rows->pairs[i].owner]; at != NONE && !seen[at]; at = parent[at]) {
+        for (int32_t at = parent[rows->times[i].owner]; at != NONE && !seen[at]; at = parent[at]) {
             seen[at] = 1;
-            if (append(rows, (Pair){at, rows->pairs[i].device, INT64_MAX, INT64_MIN, 0}) < 0)
+            if (append(rows, (Time){at, rows->times[i].device, INT64_MAX, INT64_MIN, 0}) < 0)
                 return -1;
         }
     for (int64_t i = first; i < rows->count; i++)
-        seen[rows->pairs[i].owner] = 0;
+        seen[rows->times[i].owner] = 0;
     return 0;
 }
 
@@ -347,15 +257,15 @@ static int add_above(const Busy *self, Rows *rows, int64_t first, char *seen) {
 static void fold_up(const Busy *self, Rows *rows, int64_t first, int64_t *where) {
     const int32_t *parent = self->nodes.parent;
     for (int64_t i = first; i < rows->count; i++)
-        where[rows->pairs[i].owner] = i;
+        where[rows->times[i].owner] = i;
     for (int64_t i = first; i < rows->count; i++) {
-        Pair *pair = &rows->pairs[i], *above;
-        if (parent[pair->owner] == NONE)
+        Time *time = &rows->times[i], *above;
+        if (parent[time->owner] == NONE)
             continue;
-        above = &rows->pairs[where[parent[pair->owner]]];
-        above->busy = add_wrapping(above->busy, pair->busy);
-        above->first = pair->first < above->first ? pair->first : above->first;
-        above->reached = pair->reached > above->reached ? pair->reached : above->reached;
+        above = &rows->times[where[parent[time->owner]]];
+        above->busy = add_wrapping(above->busy, time->busy);
+        above->first = time->first < above->first ? time->first : above->first;
+        above->reached = time->reached > above->reached ? time->reached : above->reached;
     }
 }
 
@@ -364,90 +274,77 @@ static void name_keys(const Busy *self, Rows *rows, int64_t first) {
     const int32_t *key = self->nodes.key;
     int64_t kept = first;
     for (int64_t i = first; i < rows->count; i++) {
-        int32_t node = rows->pairs[i].owner;
+        int32_t node = rows->times[i].owner;
         if (self->nodes.single[key[node]] != node)
             continue;
-        rows->pairs[kept] = rows->pairs[i];
-        rows->pairs[kept++].owner = key[node];
+        rows->times[kept] = rows->times[i];
+        rows->times[kept++].owner = key[node];
     }
     rows->count = kept;
 }
 
-/* Computes a row per key and device, sorted by both; -1 when out of memory. */
+/* Computes a row per key and device; -1 when out of memory. */
 static int add_up(const Busy *self, Rows *rows) {
-    int64_t count = self->index.count;
-    Pair *pairs = malloc((size_t)(count + 1) * sizeof *pairs);
+    int64_t count = self->times.count;
+    Time *times = malloc((size_t)(count + 1) * sizeof *times);
     char *seen = calloc((size_t)self->nodes.count + 1, 1);
     int64_t *where = malloc((size_t)(self->nodes.count + 1) * sizeof *where);
-    int failed = !pairs || !seen || !where;
+    int failed = !times || !seen || !where;
     if (!failed && count) {
-        memcpy(pairs, self->pairs, (size_t)count * sizeof *pairs);
-        qsort(pairs, (size_t)count, sizeof *pairs, by_device);
+        memcpy(times, self->times.values, (size_t)count * sizeof *times);
+        qsort(times, (size_t)count, sizeof *times, by_device);
     }
     for (int64_t i = 0; !failed && i < count;) {
-        int32_t device = pairs[i].device;
-        for (; !failed && i < count && pairs[i].device == device && pairs[i].owner >= self->nodes.count; i++) {
-            pairs[i].owner -= (int32_t)self->nodes.count;
-            failed = append(rows, pairs[i]) < 0;
+        int32_t device = times[i].device;
+        for (; !failed && i < count && times[i].device == device && times[i].owner >= self->nodes.count; i++) {
+            times[i].owner -= (int32_t)self->nodes.count;
+            failed = append(rows, times[i]) < 0;
         }
         int64_t first = rows->count;
-        for (; !failed && i < count && pairs[i].device == device; i++)
-            failed = append(rows, pairs[i]) < 0;
+        for (; !failed && i < count && times[i].device == device; i++)
+            failed = append(rows, times[i]) < 0;
         failed = failed || add_above(self, rows, first, seen) < 0;
         if (failed || rows->count == first)
             continue;
-        qsort(rows->pairs + first, (size_t)(rows->count - first), sizeof *pairs, by_device);
+        qsort(rows->times + first, (size_t)(rows->count - first), sizeof *times, by_device);
         fold_up(self, rows, first, where);
         name_keys(self, rows, first);
     }
-    free(pairs);
+    free(times);
     free(seen);
     free(where);
-    if (!failed && rows->count)
-        qsort(rows->pairs, (size_t)rows->count, sizeof *rows->pairs, by_key);
     return failed ? -1 : 0;
 }
 
 static PyObject *busy_result(PyObject *object, PyObject *ignored) {
-    static const char *const names[] = {"key", "device", "busy_ns", "first_ns", "last_ns"};
     Rows rows = {NULL, 0, 0};
-    (void)ignored;
     if (add_up((Busy *)object, &rows) < 0) {
-        free(rows.pairs);
+        free(rows.times);
         return PyErr_NoMemory();
     }
     int64_t count = rows.count;
     int32_t *narrow[2] = {new_values(count, 4), new_values(count, 4)};
     int64_t *wide[3] = {new_values(count, 8), new_values(count, 8), new_values(count, 8)};
-    Column *columns[5] = {
-        column_of("i", count, narrow[0]), column_of("i", count, narrow[1]),
-        column_of("l", count, wide[0]), column_of("l", count, wide[1]), column_of("l", count, wide[2])};
-    int failed = !narrow[0] || !narrow[1] || !wide[0] || !wide[1] || !wide[2];
-    for (int i = 0; i < 5; i++)
-        failed |= !columns[i];
-    if (failed) {
-        free(rows.pairs);
-        for (int i = 0; i < 5; i++)
-            column_drop(columns[i]);
-        return PyErr_NoMemory();
+    int complete = narrow[0] && narrow[1] && wide[0] && wide[1] && wide[2];
+    for (int64_t i = 0; complete && i < count; i++) {
+        narrow[0][i] = rows.times[i].owner;
+        narrow[1][i] = rows.times[i].device;
+        wide[0][i] = rows.times[i].busy;
+        wide[1][i] = rows.times[i].first;
+        wide[2][i] = rows.times[i].reached;
     }
-    for (int64_t i = 0; i < count; i++) {
-        narrow[0][i] = rows.pairs[i].owner;
-        narrow[1][i] = rows.pairs[i].device;
-        wide[0][i] = rows.pairs[i].busy;
-        wide[1][i] = rows.pairs[i].first;
-        wide[2][i] = rows.pairs[i].reached;
-    }
-    free(rows.pairs);
-    return arrow_batch(columns, names, 5, count);
+    free(rows.times);
+    Column *columns[] = {column_of("i", count, narrow[0]), column_of("i", count, narrow[1]),
+                         column_of("l", count, wide[0]), column_of("l", count, wide[1]),
+                         column_of("l", count, wide[2])};
+    return arrow_tuple(columns, 5);
 }
-
-/* ---------------------------------------------------------------- module */
 
 static PyMethodDef busy_methods[] = {
     {"add", busy_add, METH_VARARGS,
      "add(node, device, start, end): add GPU activities and return whether their starts ascend. Node -1 is skipped."},
-    {"result", busy_result, METH_NOARGS, "Return a row per key and device: key, device, busy_ns, first_ns, last_ns."},
+    {"result", busy_result, METH_NOARGS,
+     "Return columns with a row per key and device: key, device, busy_ns, first_ns, last_ns."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -461,10 +358,4 @@ static PyType_Slot busy_slots[] = {
 
 static PyType_Spec busy_spec = {"annot.native._tables.Busy", sizeof(Busy), 0, Py_TPFLAGS_DEFAULT, busy_slots};
 
-int annot_add_busy(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&busy_spec);
-    if (!type || PyModule_AddObjectRef(module, "Busy", type) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
-}
+int annot_add_busy(PyObject *module) { return add_type(module, "Busy", &busy_spec); }

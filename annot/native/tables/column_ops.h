@@ -3,8 +3,7 @@
  *
  * Row numbers start at 0; -1 means "no row". An invalid row number raises ValueError. Times are in nanoseconds. Sums
  * of times wrap around on overflow; the readers keep times between -2^62 and 2^62, where this cannot happen. */
-#ifndef ANNOT_COLUMN_OPS_H
-#define ANNOT_COLUMN_OPS_H
+#pragma once
 
 #include "arrow.h"
 
@@ -16,21 +15,36 @@ typedef struct {
     int nulls;
 } Expected;
 
-/* Reads `count` columns of equal length from the argument tuple. Returns 0, or -1 with an exception set and the inputs
- * freed. */
+/* Reads `count` columns of fewer than 2^31 rows from the argument tuple. Returns 0, or -1 with an exception set and the inputs freed. */
+int read_columns(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs);
+/* The same, for columns of equal length. */
 int read_all(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs);
 void free_all(Input *inputs, int count);
 
+/* Checks that all values are from `least` to `most`; -1 with a ValueError. */
+int check_values(const Input *input, const char *name, int64_t least, int64_t most);
+/* Checks that each value is NONE or an earlier row; -1 with a ValueError. */
+int check_parents(const Input *input, const char *name);
+
 /* Allocates a result of `length` values of `size` bytes; NULL when out of memory. */
 void *new_values(int64_t length, size_t size);
+void *grow_values(void *values, int64_t *room, size_t size);
+
 /* Returns `values` with room for more than `count`. Returns NULL when out of memory; `values` stays valid. */
-void *make_room(void *values, int64_t count, int64_t *room, size_t size);
+static inline void *make_room(void *values, int64_t count, int64_t *room, size_t size) {
+    return count < *room ? values : grow_values(values, room, size);
+}
+
 /* Returns a tuple of the columns and takes ownership of them. Returns NULL with an exception set if one is NULL. */
 PyObject *arrow_tuple(Column **columns, int count);
 
-static inline int64_t add_wrapping(int64_t left, int64_t right) {
-    return (int64_t)((uint64_t)left + (uint64_t)right);
-}
+/* Adds a type to the module; -1 with an exception set on failure. */
+int add_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* Returns a zeroed object of a type; NULL with an exception set. `free_object` frees it at the end of its dealloc. */
+void *new_object(PyTypeObject *type);
+void free_object(PyObject *object);
+
+static inline int64_t add_wrapping(int64_t left, int64_t right) { return (int64_t)((uint64_t)left + (uint64_t)right); }
 
 static inline int64_t subtract_wrapping(int64_t left, int64_t right) {
     return (int64_t)((uint64_t)left - (uint64_t)right);
@@ -45,15 +59,3 @@ static inline uint64_t mix(uint64_t value) {
 
 /* Seed for hash tables with keys from a profile. It is unpredictable, so a profile cannot force collisions. */
 uint64_t hash_seed(void);
-
-/* Each adds functions or types to the module; -1 with an exception set on failure. */
-int annot_add_codes(PyObject *module);          /* codes.c: codes */
-int annot_add_nesting(PyObject *module);        /* nesting.c: order, crossing, parents */
-int annot_add_sums(PyObject *module);           /* sums.c: paths, fold, Sums */
-int annot_add_process_ranges(PyObject *module); /* process_ranges.c: enclosing, innermost */
-int annot_add_tree(PyObject *module);           /* range_tree.c: Tree */
-int annot_add_launches(PyObject *module);       /* launches.c: LaunchTable */
-int annot_add_busy(PyObject *module);           /* busy_time.c: Busy */
-int annot_add_column_ops(PyObject *module);     /* all of the above */
-
-#endif

@@ -9,16 +9,7 @@ static int check_nodes(const Input *inputs, long long keys) {
         PyErr_SetString(PyExc_ValueError, "the nodes and keys together must be fewer than 2^31");
         return -1;
     }
-    for (int64_t node = 0; node < inputs[0].length; node++) {
-        int32_t parent = ints(&inputs[0])[node], key = ints(&inputs[1])[node];
-        if (parent < NONE || parent >= node || key < 0 || key >= keys) {
-            PyErr_Format(PyExc_ValueError,
-                         "node %lld has parent %d and key %d; expected a parent before it and a key below %lld",
-                         (long long)node, parent, key, keys);
-            return -1;
-        }
-    }
-    return 0;
+    return check_parents(&inputs[0], "node_parent") < 0 ? -1 : check_values(&inputs[1], "node_key", 0, keys - 1);
 }
 
 static int32_t *filled(int64_t count, int byte) {
@@ -62,8 +53,8 @@ static void find_shared(Nodes *self, const int32_t *topmost, int32_t *several) {
         }
     for (int64_t node = 0; node < self->count; node++)
         self->shared[node] = topmost[node] && several[key[node]] ? (int32_t)node
-                           : parent[node] == NONE              ? NONE
-                                                               : self->shared[parent[node]];
+                             : parent[node] == NONE              ? NONE
+                                                                 : self->shared[parent[node]];
 }
 
 /* A path continues with the child that has the largest subtree. */

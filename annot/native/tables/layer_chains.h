@@ -1,6 +1,5 @@
 /* Nodes: the tree of the chains of keys, with its heavy paths (heavy-light decomposition). */
-#ifndef ANNOT_LAYER_CHAINS_H
-#define ANNOT_LAYER_CHAINS_H
+#pragma once
 
 #include "column_ops.h"
 
@@ -18,5 +17,3 @@ typedef struct {
 /* Reads the parent and the key of each node from a tuple of two columns; -1 with an exception set. */
 int read_nodes(PyObject *columns, long long keys, Nodes *nodes);
 void free_nodes(Nodes *nodes);
-
-#endif

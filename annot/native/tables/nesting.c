@@ -1,110 +1,8 @@
-/* order, crossing, parents: the order of ranges, the crossing ranges among them, and the parents of the others. */
+/* crossing, parents: the crossing ranges among ranges in order, and the parents of the others. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-/* ---------------------------------------------------------------- order */
-
-#define RUN 16
-
-typedef struct {
-    const int32_t *thread;
-    const int64_t *start, *end;
-} Ranges;
-
-static inline int comes_first(const Ranges *ranges, uint32_t left, uint32_t right) {
-    if (ranges->thread[left] != ranges->thread[right])
-        return ranges->thread[left] < ranges->thread[right];
-    if (ranges->start[left] != ranges->start[right])
-        return ranges->start[left] < ranges->start[right];
-    return ranges->end[left] > ranges->end[right];
-}
-
-static void sort_run(const Ranges *ranges, uint32_t *rows, int64_t count) {
-    for (int64_t i = 1; i < count; i++) {
-        uint32_t row = rows[i];
-        int64_t at = i;
-        for (; at > 0 && comes_first(ranges, row, rows[at - 1]); at--)
-            rows[at] = rows[at - 1];
-        rows[at] = row;
-    }
-}
-
-static void merge(const Ranges *ranges, uint32_t *rows, int64_t half, int64_t count, uint32_t *spare) {
-    if (!comes_first(ranges, rows[half], rows[half - 1]))
-        return; /* the common case: profiles are written nearly in order */
-    memcpy(spare, rows, (size_t)half * sizeof *rows);
-    int64_t left = 0, right = half, to = 0;
-    while (left < half && right < count)
-        rows[to++] = comes_first(ranges, rows[right], spare[left]) ? rows[right++] : spare[left++];
-    memcpy(rows + to, spare + left, (size_t)(half - left) * sizeof *rows);
-}
-
-/* Stable merge sort; linear if the rows are sorted already. */
-static void sort_rows(const Ranges *ranges, uint32_t *rows, int64_t count, uint32_t *spare) {
-    for (int64_t at = 0; at < count; at += RUN)
-        sort_run(ranges, rows + at, count - at < RUN ? count - at : RUN);
-    for (int64_t width = RUN; width < count; width *= 2)
-        for (int64_t at = 0; at + width < count; at += 2 * width)
-            merge(ranges, rows + at, width, count - at < 2 * width ? count - at : 2 * width, spare);
-}
-
-/* Counting sort by thread. Skipped if the thread numbers are too sparse; the merge sort handles that case. */
-static int by_thread(const int32_t *thread, int64_t count, uint32_t *rows) {
-    int64_t least = INT32_MAX, most = INT32_MIN;
-    for (int64_t row = 0; row < count; row++) {
-        least = thread[row] < least ? thread[row] : least;
-        most = thread[row] > most ? thread[row] : most;
-    }
-    if (count == 0 || most - least > count + 1024)
-        return 0;
-    int64_t *at = calloc((size_t)(most - least) + 2, sizeof *at);
-    if (!at)
-        return -1;
-    for (int64_t row = 0; row < count; row++)
-        at[thread[row] - least + 1]++;
-    for (int64_t i = 0; i < most - least; i++)
-        at[i + 1] += at[i];
-    for (int64_t row = 0; row < count; row++)
-        rows[at[thread[row] - least]++] = (uint32_t)row;
-    free(at);
-    return 0;
-}
-
-static PyObject *order(PyObject *module, PyObject *args) {
-    static const Expected expected[] = {{"i", "thread", 0}, {"l", "start", 0}, {"l", "end", 0}};
-    Input inputs[3];
-    (void)module;
-    if (read_all(args, "order", expected, 3, inputs) < 0)
-        return NULL;
-    int64_t count = inputs[0].length;
-    Column *column = NULL;
-    if (count > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "at most 2^32 ranges can be sorted, got %lld", (long long)count);
-        free_all(inputs, 3);
-        return NULL;
-    }
-    uint32_t *rows = new_values(count, sizeof *rows), *spare = new_values(count, sizeof *spare);
-    if (rows && spare) {
-        Py_BEGIN_ALLOW_THREADS
-        const Ranges ranges = {ints(&inputs[0]), longs(&inputs[1]), longs(&inputs[2])};
-        for (int64_t row = 0; row < count; row++)
-            rows[row] = (uint32_t)row;
-        if (by_thread(ranges.thread, count, rows) == 0) {
-            sort_rows(&ranges, rows, count, spare);
-            column = column_of("I", count, rows);
-            rows = NULL;
-        }
-        Py_END_ALLOW_THREADS
-    }
-    free(rows);
-    free(spare);
-    free_all(inputs, 3);
-    return arrow_array(column);
-}
-
-/* ---------------------------------------------------------------- crossing */
 
 typedef struct {
     const int32_t *thread, *weight;
@@ -215,14 +113,14 @@ static PyObject *crossing(PyObject *module, PyObject *args) {
     static const Expected expected[] = {
         {"i", "thread", 0}, {"l", "start", 0}, {"l", "end", 0}, {"i", "weight", 0}, {"b", "foreign", 0}};
     Input inputs[5];
-    (void)module;
     if (read_all(args, "crossing", expected, 5, inputs) < 0)
         return NULL;
     int64_t count = inputs[0].length;
     Column *column = NULL;
-    Crossing all = {
-        ints(&inputs[0]), ints(&inputs[3]), longs(&inputs[1]), longs(&inputs[2]), count,
-        calloc((size_t)count / 8 + 1, 1), new_values(count, sizeof(int64_t)), new_values(count, sizeof(int64_t))};
+    Crossing all = {ints(&inputs[0]), ints(&inputs[3]), longs(&inputs[1]), longs(&inputs[2]), count, NULL, NULL, NULL};
+    all.crosses = calloc((size_t)count / 8 + 1, 1);
+    all.stack = new_values(count, sizeof *all.stack);
+    all.heap = new_values(count, sizeof *all.heap);
     if (all.crosses && all.stack && all.heap) {
         Py_BEGIN_ALLOW_THREADS
         for (int64_t row = 0; row < count; row++)
@@ -240,8 +138,6 @@ static PyObject *crossing(PyObject *module, PyObject *args) {
     return arrow_array(column);
 }
 
-/* ---------------------------------------------------------------- parents */
-
 /* The chain of parents of the previous row serves as the stack of open ranges. */
 static void find_parents(const int32_t *thread, const int64_t *end, int64_t count, int32_t *parent, int32_t *depth) {
     for (int64_t row = 0; row < count; row++) {
@@ -256,16 +152,10 @@ static void find_parents(const int32_t *thread, const int64_t *end, int64_t coun
 static PyObject *parents(PyObject *module, PyObject *args) {
     static const Expected expected[] = {{"i", "thread", 0}, {"l", "end", 0}};
     Input inputs[2];
-    (void)module;
     if (read_all(args, "parents", expected, 2, inputs) < 0)
         return NULL;
     int64_t count = inputs[0].length;
     Column *columns[2] = {NULL, NULL};
-    if (count > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "at most 2^31 ranges are supported, got %lld", (long long)count);
-        free_all(inputs, 2);
-        return NULL;
-    }
     int32_t *parent = new_values(count, sizeof *parent), *depth = new_values(count, sizeof *depth);
     if (parent && depth) {
         Py_BEGIN_ALLOW_THREADS
@@ -281,11 +171,7 @@ static PyObject *parents(PyObject *module, PyObject *args) {
     return arrow_tuple(columns, 2);
 }
 
-/* ---------------------------------------------------------------- module */
-
 static PyMethodDef functions[] = {
-    {"order", order, METH_VARARGS,
-     "order(thread, start, end): return the rows (uint32) sorted by thread, start, longest first, row."},
     {"crossing", crossing, METH_VARARGS,
      "crossing(thread, start, end, weight, foreign): return which ranges to leave out so that the others nest."},
     {"parents", parents, METH_VARARGS,

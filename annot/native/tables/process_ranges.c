@@ -2,6 +2,7 @@
  *
  * The Python reference implementation is annot/attribution/process_column_ops.py; it documents each function. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,12 +27,6 @@ static void free_lists(Rows *lists, int64_t count) {
     for (int64_t i = 0; lists && i < count; i++)
         free(lists[i].rows);
     free(lists);
-}
-
-static int check_count(int64_t count) {
-    if (count > INT32_MAX)
-        PyErr_Format(PyExc_ValueError, "at most 2^31 ranges of processes are supported, got %lld", (long long)count);
-    return count > INT32_MAX ? -1 : 0;
 }
 
 static int check_order(const int64_t *start, int64_t count) {
@@ -96,44 +91,19 @@ static int find_enclosing(const Input *inputs, Rows *open, int32_t *parent) {
     return 0;
 }
 
-static int check_keys(const Input *inputs) {
-    int64_t keys = inputs[ABOVE].length;
-    for (int64_t key = 0; key < keys; key++)
-        if (ints(&inputs[ABOVE])[key] < NONE || ints(&inputs[ABOVE])[key] >= key) {
-            PyErr_Format(PyExc_ValueError, "the entry of above must come before its key; key %lld is out of order",
-                         (long long)key);
-            return -1;
-        }
-    for (int64_t row = 0; row < inputs[KEY].length; row++)
-        if (ints(&inputs[KEY])[row] < 0 || ints(&inputs[KEY])[row] >= keys) {
-            PyErr_Format(PyExc_ValueError, "key must be one of 0 to %lld, got %d at row %lld", (long long)keys - 1,
-                         ints(&inputs[KEY])[row], (long long)row);
-            return -1;
-        }
-    return check_order(longs(&inputs[START]), inputs[START].length);
-}
-
 static PyObject *enclosing(PyObject *module, PyObject *args) {
-    static const Expected expected[] = {{"l", "start", 0}, {"l", "end", 0}, {"i", "key", 0}};
-    (void)module;
-    PyObject *table;
+    static const Expected expected[] = {{"l", "start", 0}, {"l", "end", 0}, {"i", "key", 0}, {"i", "above", 0}};
     Input inputs[4];
-    if (PyTuple_Size(args) != 4) {
-        PyErr_Format(PyExc_TypeError, "enclosing takes 4 columns, got %zd", PyTuple_Size(args));
+    if (read_columns(args, "enclosing", expected, 4, inputs) < 0)
+        return NULL;
+    if (same_lengths(inputs, ABOVE) < 0) {
+        free_all(inputs, 4);
         return NULL;
     }
-    if (arrow_read(PyTuple_GetItem(args, ABOVE), "i", "above", 0, &inputs[ABOVE]) < 0)
-        return NULL;
-    table = PyTuple_GetSlice(args, 0, ABOVE);
-    if (!table || read_all(table, "enclosing", expected, 3, inputs) < 0) {
-        Py_XDECREF(table);
-        arrow_free(&inputs[ABOVE]);
-        return NULL;
-    }
-    Py_DECREF(table);
     Column *column = NULL;
     int64_t count = inputs[START].length, keys = inputs[ABOVE].length;
-    int valid = check_count(count) == 0 && check_keys(inputs) == 0;
+    int valid = check_parents(&inputs[ABOVE], "above") == 0 && check_values(&inputs[KEY], "key", 0, keys - 1) == 0 &&
+                check_order(longs(&inputs[START]), count) == 0;
     int32_t *parent = valid ? new_values(count, sizeof *parent) : NULL;
     Rows *open = valid ? calloc((size_t)keys + 1, sizeof *open) : NULL;
     if (parent && open) {
@@ -180,6 +150,12 @@ static void pop(Rows *heap) {
 
 enum { BEGIN, FINISH, THREAD, PARENT, BY_END };
 
+/* From `moment` on, `row` is the innermost range of the thread that began last. */
+typedef struct {
+    int32_t thread, row;
+    int64_t moment;
+} Change;
+
 typedef struct {
     const int32_t *thread, *parent;
     int32_t threads;
@@ -189,26 +165,9 @@ typedef struct {
     int32_t *best;    /* per heap: the innermost row that began last, as last recorded */
     int32_t *counts;  /* result: number of innermost ranges at each moment */
     int64_t moment;
-    int32_t *change[2]; /* result: thread and row of each change */
-    int64_t *when;      /* result: moment of each change */
-    int64_t changes, room;
+    Change *changes; /* result */
+    int64_t change_count, room;
 } Moments;
-
-static int grow_changes(Moments *self) {
-    int64_t room = self->room ? 2 * self->room : 1024;
-    for (int i = 0; i < 2; i++) {
-        int32_t *values = realloc(self->change[i], (size_t)room * sizeof *values);
-        if (!values)
-            return -1;
-        self->change[i] = values;
-    }
-    int64_t *when = realloc(self->when, (size_t)room * sizeof *when);
-    if (!when)
-        return -1;
-    self->when = when;
-    self->room = room;
-    return 0;
-}
 
 /* Records the innermost row of a heap that began last, if it has changed. */
 static int note_best(Moments *self, int32_t thread) {
@@ -218,11 +177,12 @@ static int note_best(Moments *self, int32_t thread) {
     int32_t best = heap->count ? heap->rows[0] : NONE;
     if (self->best[thread] == best)
         return 0;
-    if (self->changes == self->room && grow_changes(self) < 0)
+    Change *changes = make_room(self->changes, self->change_count, &self->room, sizeof *changes);
+    if (!changes)
         return -1;
-    self->change[0][self->changes] = thread == self->threads ? NONE : thread;
-    self->change[1][self->changes] = self->best[thread] = best;
-    self->when[self->changes++] = self->moment;
+    self->changes = changes;
+    self->best[thread] = best;
+    changes[self->change_count++] = (Change){thread == self->threads ? NONE : thread, best, self->moment};
     return 0;
 }
 
@@ -277,21 +237,20 @@ static int visit_all(Moments *self, const Input *inputs) {
 /* Checks that each range ends once and after its start. `counts` has room for one start and one end per range. */
 static int check_moments(const Input *inputs, uint8_t *seen, int32_t *threads) {
     const int64_t *start = longs(&inputs[BEGIN]), *end = longs(&inputs[FINISH]);
-    const int32_t *thread = ints(&inputs[THREAD]), *parent = ints(&inputs[PARENT]), *by_end = ints(&inputs[BY_END]);
+    const int32_t *thread = ints(&inputs[THREAD]), *by_end = ints(&inputs[BY_END]);
     int64_t count = inputs[BEGIN].length;
+    if (check_values(&inputs[THREAD], "thread", 0, count - 1) < 0 || check_parents(&inputs[PARENT], "parent") < 0 ||
+        check_values(&inputs[BY_END], "by_end", 0, count - 1) < 0 || check_order(start, count) < 0)
+        return -1;
     for (int64_t row = 0; row < count; row++) {
-        int known = by_end[row] >= 0 && by_end[row] < count && !seen[by_end[row]];
-        if (known)
-            seen[by_end[row]] = 1;
-        if (!known || end[row] < start[row] || thread[row] < 0 || thread[row] >= count || parent[row] < NONE ||
-            parent[row] >= row) {
+        if (seen[by_end[row]]++ || end[row] < start[row]) {
             PyErr_Format(PyExc_ValueError, "the ranges must be in order; row %lld is out of place", (long long)row);
             return -1;
         }
         *threads = thread[row] >= *threads ? thread[row] + 1 : *threads;
     }
     memset(seen, 0, (size_t)count);
-    return check_order(start, count);
+    return 0;
 }
 
 static int set_up(Moments *self, const Input *inputs) {
@@ -308,7 +267,7 @@ static int set_up(Moments *self, const Input *inputs) {
     if (!self->inside || !self->candidates || !self->best || !self->counts)
         return -1;
     memset(self->best, 0xFF, ((size_t)self->threads + 1) * sizeof *self->best);
-    return grow_changes(self);
+    return 0;
 }
 
 static void tear_down(Moments *self) {
@@ -317,38 +276,44 @@ static void tear_down(Moments *self) {
     free_lists(self->candidates, self->threads + 1);
     free(self->best);
     free(self->counts);
-    free(self->change[0]);
-    free(self->change[1]);
-    free(self->when);
+    free(self->changes);
+}
+
+/* Columns of the counts, and of the thread, moment and row of each change; NULL when out of memory. */
+static void make_columns(Moments *self, int64_t moments, Column **columns) {
+    int64_t count = self->change_count;
+    int32_t *thread = new_values(count, sizeof *thread), *row = new_values(count, sizeof *row);
+    int64_t *moment = new_values(count, sizeof *moment);
+    for (int64_t i = 0; thread && row && moment && i < count; i++) {
+        thread[i] = self->changes[i].thread;
+        row[i] = self->changes[i].row;
+        moment[i] = self->changes[i].moment;
+    }
+    columns[0] = column_of("i", moments, self->counts);
+    self->counts = NULL;
+    columns[1] = column_of("i", count, thread);
+    columns[2] = column_of("l", count, moment);
+    columns[3] = column_of("i", count, row);
 }
 
 static PyObject *innermost(PyObject *module, PyObject *args) {
     static const Expected expected[] = {
         {"l", "start", 0}, {"l", "end", 0}, {"i", "thread", 0}, {"i", "parent", 0}, {"i", "by_end", 0}};
-    (void)module;
     Input inputs[5];
     Moments moments = {0};
     Column *columns[4] = {NULL};
     if (read_all(args, "innermost", expected, 5, inputs) < 0)
         return NULL;
-    if (check_count(inputs[BEGIN].length) == 0 && set_up(&moments, inputs) == 0) {
+    if (set_up(&moments, inputs) == 0) {
         Py_BEGIN_ALLOW_THREADS
-        if (visit_all(&moments, inputs) == 0) {
-            columns[0] = column_of("i", 2 * inputs[BEGIN].length + 1, moments.counts);
-            columns[1] = column_of("i", moments.changes, moments.change[0]);
-            columns[2] = column_of("l", moments.changes, moments.when);
-            columns[3] = column_of("i", moments.changes, moments.change[1]);
-            moments.counts = moments.change[0] = moments.change[1] = NULL;
-            moments.when = NULL;
-        }
+        if (visit_all(&moments, inputs) == 0)
+            make_columns(&moments, 2 * inputs[BEGIN].length + 1, columns);
         Py_END_ALLOW_THREADS
     }
     tear_down(&moments);
     free_all(inputs, 5);
     return PyErr_Occurred() ? NULL : arrow_tuple(columns, 4);
 }
-
-/* ---------------------------------------------------------------- module */
 
 static PyMethodDef functions[] = {
     {"enclosing", enclosing, METH_VARARGS,

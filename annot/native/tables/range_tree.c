@@ -1,5 +1,6 @@
 /* Tree: find the innermost range around a call. */
 #include "column_ops.h"
+#include "parts.h"
 
 #include <stdlib.h>
 
@@ -16,8 +17,6 @@ typedef struct {
     Segment *segments; /* sorted by thread */
     int64_t segment_count;
 } Tree;
-
-/* ---------------------------------------------------------------- construction */
 
 /* Returns the first row that is out of order or has an invalid parent, or -1. */
 static int64_t first_misplaced(const Input *inputs) {
@@ -55,7 +54,7 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         PyErr_SetString(PyExc_TypeError, "Tree does not support keyword arguments");
         return NULL;
     }
-    Tree *self = (Tree *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    Tree *self = new_object(type);
     if (!self || read_all(args, "Tree", expected, COLUMNS, self->inputs) < 0) {
         Py_CLEAR(self);
         return (PyObject *)self;
@@ -73,14 +72,10 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 
 static void tree_dealloc(PyObject *object) {
     Tree *self = (Tree *)object;
-    PyTypeObject *type = Py_TYPE(object);
     free_all(self->inputs, COLUMNS);
     free(self->segments);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
-
-/* ---------------------------------------------------------------- lookup */
 
 /* Position of the previous call of a thread. The next call usually starts shortly after it. */
 typedef struct {
@@ -89,16 +84,9 @@ typedef struct {
     int64_t running; /* first range, from `last` upwards, still open at `start` */
 } Cursor;
 
-static int64_t find_segment(const Tree *self, int32_t thread) {
-    int64_t low = 0, high = self->segment_count;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (self->segments[middle].thread < thread)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < self->segment_count && self->segments[low].thread == thread ? low : -1;
+static int by_thread(const void *thread, const void *segment) {
+    int32_t wanted = *(const int32_t *)thread, here = ((const Segment *)segment)->thread;
+    return (wanted > here) - (wanted < here);
 }
 
 /* Returns the last row in [low, high) with a start up to `at`, or low - 1. */
@@ -145,17 +133,17 @@ static int64_t innermost(const Tree *self, const Segment *segment, Cursor *curso
 static void find_owners(const Tree *self, const Input *calls, Cursor *cursors, int32_t *owner) {
     const int32_t *thread = ints(&calls[THREAD]);
     const int64_t *start = longs(&calls[START]), *end = longs(&calls[END]);
-    int64_t segment = -1;
+    const Segment *segment = NULL;
     for (int64_t i = 0; i < self->segment_count; i++)
         cursors[i] = (Cursor){self->segments[i].begin - 1, INT64_MIN, NONE};
     for (int64_t call = 0; call < calls[0].length; call++) {
         owner[call] = NONE;
         if (is_null(&calls[THREAD], call) || is_null(&calls[START], call) || is_null(&calls[END], call))
             continue;
-        if (segment < 0 || self->segments[segment].thread != thread[call])
-            segment = find_segment(self, thread[call]);
-        if (segment >= 0)
-            owner[call] = (int32_t)innermost(self, &self->segments[segment], &cursors[segment], start[call], end[call]);
+        if (!segment || segment->thread != thread[call])
+            segment = bsearch(&thread[call], self->segments, (size_t)self->segment_count, sizeof *segment, by_thread);
+        if (segment)
+            owner[call] = (int32_t)innermost(self, segment, &cursors[segment - self->segments], start[call], end[call]);
     }
 }
 
@@ -181,8 +169,6 @@ static PyObject *tree_owners(PyObject *object, PyObject *args) {
     return arrow_array(column);
 }
 
-/* ---------------------------------------------------------------- module */
-
 static PyMethodDef tree_methods[] = {
     {"owners", tree_owners, METH_VARARGS,
      "owners(thread, start, end): return the row of the innermost range around each call, or -1."},
@@ -199,10 +185,4 @@ static PyType_Slot tree_slots[] = {
 
 static PyType_Spec tree_spec = {"annot.native._tables.Tree", sizeof(Tree), 0, Py_TPFLAGS_DEFAULT, tree_slots};
 
-int annot_add_tree(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&tree_spec);
-    if (!type || PyModule_AddObjectRef(module, "Tree", type) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
-}
+int annot_add_tree(PyObject *module) { return add_type(module, "Tree", &tree_spec); }

@@ -1,6 +1,6 @@
 /* Pages of an SQLite file: the file header, a read window that slides over the file, and iteration over the leaf pages
  * of a table. */
-#include "sqlite_scan.h"
+#include "sqlite_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>

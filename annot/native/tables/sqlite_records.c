@@ -1,5 +1,5 @@
 /* Records of a table: location and values of the selected columns. */
-#include "sqlite_scan.h"
+#include "sqlite_records.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -128,8 +128,6 @@ const uint8_t *layout_find(Layout *layout, Pages *pages, const Cell *cell) {
     remember(layout, record, header_size);
     return record;
 }
-
-/* ---------------------------------------------------------------- values */
 
 int layout_rare_integer(const Selected *selected, int64_t rowid, int64_t *value, Trouble *trouble) {
     uint64_t type = selected->type;

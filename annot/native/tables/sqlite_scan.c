@@ -2,8 +2,10 @@
  *
  * Batches are read without the GIL, so that threads can scan tables in parallel. Files that must be read through SQLite
  * raise `Unsupported`; annot/read/sqlite.py, the Python fallback, then uses SQLite. */
-#include "sqlite_scan.h"
 #include "column_ops.h"
+#include "parts.h"
+#include "sqlite_records.h"
+#include "sqlite_texts.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -37,8 +39,6 @@ typedef struct {
 } Scan;
 
 static PyObject *unsupported = NULL;
-
-/* ---------------------------------------------------------------- one batch, read without the GIL */
 
 static int allocate(Scan *self) {
     size_t rows = (size_t)self->batch_rows;
@@ -153,37 +153,22 @@ static Column *texts(Scan *self, Output *output, int64_t rows) {
     return texts_column(&self->texts, views, rows);
 }
 
-/* Converts the outputs to columns; -1 when out of memory. */
-static int finish(Scan *self, int64_t rows, Column **columns) {
+/* Converts the outputs to columns; NULL when out of memory. */
+static void finish(Scan *self, int64_t rows, Column **columns) {
     for (int i = 0; i < self->output_count; i++) {
         Output *output = &self->outputs[i];
         columns[i] = output->kind == TEXT ? texts(self, output, rows) : integers(output, rows);
-        if (!columns[i]) {
-            while (i > 0)
-                column_drop(columns[--i]);
-            return scan_fail(&self->trouble, NO_MEMORY, "memory");
-        }
     }
-    return 0;
 }
 
-/* ---------------------------------------------------------------- the Python type */
-
 static void raise(const Trouble *trouble, int error) {
-    switch (trouble->verdict) {
-    case NO_MEMORY:
+    errno = error;
+    if (trouble->verdict == NO_MEMORY)
         PyErr_NoMemory();
-        break;
-    case UNREADABLE:
-        errno = error;
+    else if (trouble->verdict == UNREADABLE)
         PyErr_SetFromErrno(PyExc_OSError);
-        break;
-    case UNSUPPORTED:
-        PyErr_SetString(unsupported, trouble->message);
-        break;
-    default:
-        PyErr_SetString(PyExc_ValueError, trouble->message);
-    }
+    else
+        PyErr_SetString(trouble->verdict == UNSUPPORTED ? unsupported : PyExc_ValueError, trouble->message);
 }
 
 /* Returns the columns by name and takes ownership of them. They are separate arrays: the columns of one table would
@@ -217,8 +202,10 @@ static PyObject *scan_next(PyObject *object) {
         self->busy = 1;
         Py_BEGIN_ALLOW_THREADS
         rows = fill(self);
-        failed = rows < 0 || (rows > 0 && finish(self, rows, columns) < 0);
+        failed = rows < 0;
         error = errno;
+        if (rows > 0)
+            finish(self, rows, columns);
         discard(self);
         Py_END_ALLOW_THREADS
         self->busy = 0;
@@ -227,6 +214,7 @@ static PyObject *scan_next(PyObject *object) {
             raise(&self->trouble, error);
         } else if (rows > 0) {
             batch = by_name(self, columns);
+            self->ended |= !batch;
         }
     }
     free(columns);
@@ -235,7 +223,6 @@ static PyObject *scan_next(PyObject *object) {
 
 static void scan_dealloc(PyObject *object) {
     Scan *self = (Scan *)object;
-    PyTypeObject *type = Py_TYPE(object);
     pages_close(&self->pages);
     texts_free(&self->texts);
     free(self->layout.selected);
@@ -244,35 +231,32 @@ static void scan_dealloc(PyObject *object) {
         free(self->outputs[i].name);
     free(self->outputs);
     free(self->allowed);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
-static int kind_of(const char *name, Kind *kind) {
+/* Sets the index and the kind of a column; -1 with a ValueError. */
+static int choose(Selected *selected, int index, const char *kind) {
     static const char *const kinds[] = {[INTEGER] = "integer", [ALIAS] = "alias", [TEXT] = "text"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, kinds[i]) == 0) {
-            *kind = (Kind)i;
-            return 0;
-        }
-    PyErr_Format(PyExc_ValueError, "the kind of a column must be integer, alias or text, got %s", name);
-    return -1;
-}
-
-static int check_index(int index) {
-    if (index >= ROWID && index < MOST_COLUMNS)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "the index of a column must be from -1 to %d, got %d",
-                 MOST_COLUMNS - 1, index);
-    return -1;
+    if (index < ROWID || index >= MOST_COLUMNS) {
+        PyErr_Format(PyExc_ValueError, "the index of a column must be from -1 to %d, got %d", MOST_COLUMNS - 1, index);
+        return -1;
+    }
+    int i = 0;
+    while (i <= TEXT && strcmp(kind, kinds[i]) != 0)
+        i++;
+    if (i > TEXT)
+        PyErr_Format(PyExc_ValueError, "the kind of a column must be integer, alias or text, got %s", kind);
+    *selected = (Selected){.index = index, .kind = (Kind)i, .output = -1};
+    return i > TEXT ? -1 : 0;
 }
 
 static int add_output(Scan *self, PyObject *spec) {
-    const char *name, *kind_name;
+    int index;
+    const char *name, *kind;
     Output *output = &self->outputs[self->output_count];
     Selected *selected = &self->layout.selected[self->layout.selected_count];
-    if (!PyArg_ParseTuple(spec, "sis;a column must be (name, index, kind)", &name, &selected->index, &kind_name) ||
-        check_index(selected->index) < 0 || kind_of(kind_name, &selected->kind) < 0)
+    if (!PyArg_ParseTuple(spec, "sis;a column must be (name, index, kind)", &name, &index, &kind) ||
+        choose(selected, index, kind) < 0)
         return -1;
     if (!(output->name = strdup(name))) {
         PyErr_NoMemory();
@@ -312,19 +296,19 @@ static int add_outputs(Scan *self, PyObject *specs) {
 
 static int add_filter(Scan *self, PyObject *filter) {
     int index;
-    const char *kind_name;
-    Kind kind;
+    const char *kind;
     PyObject *values;
+    Selected *selected = &self->layout.selected[self->layout.selected_count];
     if (filter == Py_None)
         return 0;
     if (!PyTuple_Check(filter)) {
         PyErr_Format(PyExc_TypeError, "the filter must be a tuple (index, kind, values), got %R", filter);
         return -1;
     }
-    if (!PyArg_ParseTuple(filter, "isO;the filter must be (index, kind, values)", &index, &kind_name, &values) ||
-        check_index(index) < 0 || kind_of(kind_name, &kind) < 0 || (self->allowed_count = PySequence_Size(values)) < 0)
+    if (!PyArg_ParseTuple(filter, "isO;the filter must be (index, kind, values)", &index, &kind, &values) ||
+        choose(selected, index, kind) < 0 || (self->allowed_count = PySequence_Size(values)) < 0)
         return -1;
-    if (kind == TEXT) {
+    if (selected->kind == TEXT) {
         PyErr_SetString(PyExc_ValueError, "the filter column must be an integer column");
         return -1;
     }
@@ -339,7 +323,7 @@ static int add_filter(Scan *self, PyObject *filter) {
         if (PyErr_Occurred())
             return -1;
     }
-    self->layout.selected[self->layout.selected_count++] = (Selected){.index = index, .kind = kind, .output = -1};
+    self->layout.selected_count++;
     return 0;
 }
 
@@ -382,7 +366,7 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     if (batch_rows < 1 || batch_rows > MOST_ROWS)
         PyErr_Format(PyExc_ValueError, "batch_rows must be from 1 to %d, got %lld", MOST_ROWS, batch_rows);
     else
-        self = (Scan *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+        self = new_object(type);
     if (self) {
         self->pages.file = -1;
         self->batch_rows = batch_rows;
@@ -413,12 +397,9 @@ static PyType_Slot scan_slots[] = {
 static PyType_Spec scan_spec = {"annot.native._tables.Scan", sizeof(Scan), 0, Py_TPFLAGS_DEFAULT, scan_slots};
 
 int annot_add_scan(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&scan_spec);
     unsupported = PyErr_NewExceptionWithDoc("annot.native._tables.Unsupported",
                                             "The file is valid but must be read through SQLite.", NULL, NULL);
-    if (!type || !unsupported || PyModule_AddObjectRef(module, "Scan", type) < 0 ||
-        PyModule_AddObjectRef(module, "Unsupported", unsupported) < 0)
-        return -1;
-    Py_DECREF(type);
-    return 0;
+    return unsupported && PyModule_AddObjectRef(module, "Unsupported", unsupported) == 0
+               ? add_type(module, "Scan", &scan_spec)
+               : -1;
 }

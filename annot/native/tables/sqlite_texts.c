@@ -1,5 +1,6 @@
 /* Texts of a table: valid UTF-8, deduplicated, in Arrow's string view layout. */
-#include "sqlite_scan.h"
+#include "sqlite_texts.h"
+#include "column_ops.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,23 +10,26 @@
 #define LAST_CHUNK ((size_t)8 << 20)
 #define MUCH ((size_t)32 << 20)
 
+typedef struct {
+    char *bytes;
+    int64_t used; /* bytes */
+} Chunk;
+
 struct Arena {
     atomic_int references;
-    int count, capacity;
-    char **chunks;
-    int64_t *sizes;  /* bytes used in each chunk */
-    size_t room;     /* bytes free in the last chunk */
-    size_t total;    /* bytes of all texts */
+    int64_t count, capacity;
+    Chunk *chunks;
+    size_t room;  /* bytes free in the last chunk */
+    size_t total; /* bytes of all texts */
 };
 
 static void arena_drop(void *kept) {
     Arena *arena = kept;
     if (!arena || --arena->references)
         return;
-    for (int i = 0; i < arena->count; i++)
-        free(arena->chunks[i]);
+    for (int64_t i = 0; i < arena->count; i++)
+        free(arena->chunks[i].bytes);
     free(arena->chunks);
-    free(arena->sizes);
     free(arena);
 }
 
@@ -37,23 +41,16 @@ static Arena *arena_new(void) {
 }
 
 static int add_chunk(Arena *arena, size_t least) {
-    if (arena->count == arena->capacity) {
-        int capacity = arena->capacity ? 2 * arena->capacity : 8;
-        char **chunks = realloc(arena->chunks, (size_t)capacity * sizeof *chunks);
-        if (chunks)
-            arena->chunks = chunks;
-        int64_t *sizes = realloc(arena->sizes, (size_t)capacity * sizeof *sizes);
-        if (sizes)
-            arena->sizes = sizes;
-        if (!chunks || !sizes)
-            return -1;
-        arena->capacity = capacity;
-    }
+    Chunk *chunks = make_room(arena->chunks, arena->count, &arena->capacity, sizeof *chunks);
+    if (!chunks)
+        return -1;
+    arena->chunks = chunks;
     size_t room = arena->count < 8 ? FIRST_CHUNK << arena->count : LAST_CHUNK;
     room = room > least ? room : least;
-    if (!(arena->chunks[arena->count] = malloc(room)))
+    char *bytes = malloc(room);
+    if (!bytes)
         return -1;
-    arena->sizes[arena->count++] = 0;
+    chunks[arena->count++] = (Chunk){bytes, 0};
     arena->room = room;
     return 0;
 }
@@ -62,13 +59,13 @@ static int add_chunk(Arena *arena, size_t least) {
 static int arena_keep(Arena *arena, const char *bytes, size_t length, View *view) {
     if (arena->room < length && add_chunk(arena, length) < 0)
         return -1;
-    int last = arena->count - 1;
+    Chunk *last = &arena->chunks[arena->count - 1];
     view->length = (int32_t)length;
     memcpy(view->far.prefix, bytes, sizeof view->far.prefix);
-    view->far.chunk = last;
-    view->far.offset = (int32_t)arena->sizes[last];
-    memcpy(arena->chunks[last] + arena->sizes[last], bytes, length);
-    arena->sizes[last] += (int64_t)length;
+    view->far.chunk = (int32_t)(arena->count - 1);
+    view->far.offset = (int32_t)last->used;
+    memcpy(last->bytes + last->used, bytes, length);
+    last->used += (int64_t)length;
     arena->room -= length;
     arena->total += length;
     return 0;
@@ -181,7 +178,7 @@ static int grow(Texts *texts) {
 
 static int same(const Texts *texts, const View *view, const char *bytes, size_t length) {
     return (size_t)view->length == length &&
-           memcmp(texts->arena->chunks[view->far.chunk] + view->far.offset, bytes, length) == 0;
+           memcmp(texts->arena->chunks[view->far.chunk].bytes + view->far.offset, bytes, length) == 0;
 }
 
 static int find_or_keep(Texts *texts, const char *bytes, size_t length, View *view) {
@@ -224,7 +221,7 @@ int texts_view(Texts *texts, const uint8_t *bytes, size_t length, View *view) {
 
 Column *texts_column(Texts *texts, View *views, int64_t length) {
     Arena *arena = texts->arena;
-    int chunks = arena ? arena->count : 0;
+    int64_t chunks = arena ? arena->count : 0;
     Column *column = column_new("vu", length, 3 + chunks);
     int64_t *sizes = column ? malloc(((size_t)chunks + 1) * sizeof *sizes) : NULL;
     if (!sizes) {
@@ -235,9 +232,9 @@ Column *texts_column(Texts *texts, View *views, int64_t length) {
     column->owned[0] = views;
     column->owned[1] = sizes;
     column->buffers[1] = views;
-    for (int i = 0; i < chunks; i++) {
-        column->buffers[2 + i] = arena->chunks[i];
-        sizes[i] = arena->sizes[i];
+    for (int64_t i = 0; i < chunks; i++) {
+        column->buffers[2 + i] = arena->chunks[i].bytes;
+        sizes[i] = arena->chunks[i].used;
     }
     column->buffers[2 + chunks] = sizes;
     if (arena) {

@@ -112,10 +112,7 @@ static void destroy_optimizer(void *optimizer) {
     free(optimizer);
 }
 
-static void free_data(void *data, size_t length) {
-    (void)length;
-    free(data);
-}
+static void free_data(void *data, size_t length) { free(data); }
 
 /* TensorFlow reads `out` before it frees `graph`, so an unchanged graph needs no copy. */
 static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {

@@ -20,27 +20,27 @@ typedef void (*Delete)(void *kernel);
 /* ---------------------------------------------------------------- TensorFlow's functions, resolved at run time */
 
 /* From tensorflow/c/kernels.h, ops.h, tf_status.h and tf_tensor.h, with all handles as void *. */
-#define FUNCTIONS(X)                                                                                        \
-    X(void *, TF_NewStatus, (void))                                                                         \
-    X(void, TF_DeleteStatus, (void *))                                                                      \
-    X(int, TF_GetCode, (const void *))                                                                      \
-    X(void, TF_SetStatus, (void *, int, const char *))                                                      \
-    X(void *, TF_NewOpDefinitionBuilder, (const char *))                                                    \
-    X(void, TF_OpDefinitionBuilderAddAttr, (void *, const char *))                                          \
-    X(void, TF_OpDefinitionBuilderAddInput, (void *, const char *))                                         \
-    X(void, TF_OpDefinitionBuilderSetIsStateful, (void *, _Bool))                                           \
-    X(void, TF_RegisterOpDefinition, (void *, void *))                                                      \
-    X(void *, TF_NewKernelBuilder, (const char *, const char *, Create, Compute, Delete))                   \
-    X(void, TF_KernelBuilder_HostMemory, (void *, const char *))                                            \
-    X(void, TF_RegisterKernelBuilder, (const char *, void *, void *))                                       \
-    X(void, TF_OpKernelConstruction_GetAttrSize, (void *, const char *, int32_t *, int32_t *, void *))      \
-    X(void, TF_OpKernelConstruction_GetAttrInt64List, (void *, const char *, int64_t *, int, void *))       \
-    X(void, TF_GetInput, (void *, int, void **, void *))                                                    \
-    X(int64_t, TF_StepId, (void *))                                                                         \
-    X(uint64_t, TF_GetFrameId, (void *))                                                                    \
-    X(int64_t, TF_GetIterId, (void *))                                                                      \
-    X(void *, TF_TensorData, (const void *))                                                                \
-    X(size_t, TF_TensorByteSize, (const void *))                                                            \
+#define FUNCTIONS(X)                                                                                                   \
+    X(void *, TF_NewStatus, (void))                                                                                    \
+    X(void, TF_DeleteStatus, (void *))                                                                                 \
+    X(int, TF_GetCode, (const void *))                                                                                 \
+    X(void, TF_SetStatus, (void *, int, const char *))                                                                 \
+    X(void *, TF_NewOpDefinitionBuilder, (const char *))                                                               \
+    X(void, TF_OpDefinitionBuilderAddAttr, (void *, const char *))                                                     \
+    X(void, TF_OpDefinitionBuilderAddInput, (void *, const char *))                                                    \
+    X(void, TF_OpDefinitionBuilderSetIsStateful, (void *, _Bool))                                                      \
+    X(void, TF_RegisterOpDefinition, (void *, void *))                                                                 \
+    X(void *, TF_NewKernelBuilder, (const char *, const char *, Create, Compute, Delete))                              \
+    X(void, TF_KernelBuilder_HostMemory, (void *, const char *))                                                       \
+    X(void, TF_RegisterKernelBuilder, (const char *, void *, void *))                                                  \
+    X(void, TF_OpKernelConstruction_GetAttrSize, (void *, const char *, int32_t *, int32_t *, void *))                 \
+    X(void, TF_OpKernelConstruction_GetAttrInt64List, (void *, const char *, int64_t *, int, void *))                  \
+    X(void, TF_GetInput, (void *, int, void **, void *))                                                               \
+    X(int64_t, TF_StepId, (void *))                                                                                    \
+    X(uint64_t, TF_GetFrameId, (void *))                                                                               \
+    X(int64_t, TF_GetIterId, (void *))                                                                                 \
+    X(void *, TF_TensorData, (const void *))                                                                           \
+    X(size_t, TF_TensorByteSize, (const void *))                                                                       \
     X(void, TF_DeleteTensor, (void *))
 
 #define DECLARE(result, name, arguments) static result(*name) arguments;
@@ -48,9 +48,9 @@ FUNCTIONS(DECLARE)
 
 /* Resolves the functions. Returns the name of a missing one, or NULL. */
 static const char *find_functions(void *library) {
-#define FIND(result, name, arguments)                      \
-    *(void **)&name = dlsym(library, #name);               \
-    if (!name)                                             \
+#define FIND(result, name, arguments)                                                                                  \
+    *(void **)&name = dlsym(library, #name);                                                                           \
+    if (!name)                                                                                                         \
         return #name;
     FUNCTIONS(FIND)
     return NULL;
@@ -321,7 +321,7 @@ static void *event_to_open(Range *range, int first, int shapes, void *context, v
     if (event || full)
         return event ? event : range->event;
     event = size_event(range->event, numbers, count); /* without holding a lock: this waits for the GIL */
-    if (!event) /* the callback raised */
+    if (!event)                                       /* the callback raised */
         return range->event;
     keep_sized(range, numbers, count, event);
     return event;
@@ -423,8 +423,7 @@ static int register_operation(void *status) {
     TF_RegisterOpDefinition(builder, status);
     const char *const devices[] = {"CPU", "GPU"};
     for (size_t i = 0; i < 2 && TF_GetCode(status) == 0; i++) {
-        void *kernel =
-            TF_NewKernelBuilder("AnnotRange", devices[i], create_kernel, compute_kernel, delete_kernel);
+        void *kernel = TF_NewKernelBuilder("AnnotRange", devices[i], create_kernel, compute_kernel, delete_kernel);
         TF_KernelBuilder_HostMemory(kernel, "shapes");
         TF_RegisterKernelBuilder("AnnotRange", kernel, status);
     }

@@ -1,6 +1,5 @@
 /* Shared by operations.c and graphs.c. */
-#ifndef ANNOT_TF_OPERATIONS_H
-#define ANNOT_TF_OPERATIONS_H
+#pragma once
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -9,5 +8,3 @@ extern __attribute__((visibility("hidden"))) volatile int ranges_on;
 
 /* Sets a TF_Status. Requires an earlier successful call of annot_tf_register. */
 void set_status(void *status, int code, const char *message);
-
-#endif
