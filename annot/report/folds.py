@@ -171,9 +171,9 @@ def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]
     return [*before, share, *added, own, *after]
 
 
-def spread_of(fold: Line, time: str, *phases: str) -> Spread | None:
-    """Return how the times of the layers in a fold differ, in phases or in all; None: fewer than two are known."""
-    times = [(total, line) for line in fold.members if (total := line.get(time, *phases)) is not None]
+def spread_of(fold: Line, time: str) -> Spread | None:
+    """Return how the times of the layers in a fold differ; None: fewer than two are known."""
+    times = [(total, line) for line in fold.members if (total := line.get(time)) is not None]
     if len(times) < 2:
         return None
     slowest, line = max(times, key=lambda pair: pair[0])

@@ -35,8 +35,8 @@ def test_each_module_runs_once_with_names_of_its_own(monkeypatch: pytest.MonkeyP
     modules = {
         "main": "import {a, A} from './a.js';\nimport {b} from './b.js';\n// note\nconst own = 'main';\n"
         "console.log(own, a(), b(), A);\n",
-        "a": "import {b} from './b.js';\nconst own = 'a';\nexport const A = 1;\nexport function a() {\n  return own + b();\n"
-        "}\n",
+        "a": "import {b} from './b.js';\nconst own = 'a';\nexport const A = 1;\nexport function a() {\n"
+        "  return own + b();\n}\n",
         "b": "console.log('once');\nconst own = 'b';\nexport function b() {\n  return own;\n}\n",
     }
     script = bundled(modules, monkeypatch)

@@ -66,7 +66,13 @@ export function arrive(view, {argument, values}, rank, state, data, run) {
 
 // The values that each part of the state accepts in a link, by key.
 const OFFERED = {
-  filters: (_, run) => layerFilters(run),
+  filters: (_, run) => ({
+    search: () => true,
+    phase: value => phasesIn(run).includes(value),
+    module: value => modulesIn(run).includes(value),
+    steps: value => stepRange(value, run.layer_steps.steps) !== undefined,
+    time: value => value === 'host_ns' && run.meta.host_ns !== null,
+  }),
   unfolded: () => Object.fromEntries(Object.keys(UNFOLDED).map(key => [key, isPlaces])),
   kernels: (_, run) => ({search: () => true, kind: value => run.classes.kind.includes(value)}),
   comparison: data => ({
@@ -80,16 +86,6 @@ const OFFERED = {
     marked: value => /^\d{1,9}$/.test(value) && Number(value) < run.lines.length,
   }),
 };
-
-function layerFilters(run) {
-  return {
-    search: () => true,
-    phase: value => phasesIn(run).includes(value),
-    module: value => modulesIn(run).includes(value),
-    steps: value => stepRange(value, run.layer_steps.steps) !== undefined,
-    time: value => value === 'host_ns' && run.meta.host_ns !== null,
-  };
-}
 
 // What a comparison shows; the first is usual.
 export const CHANGES = ['place', 'all', 'slower', 'faster', 'alone'];

@@ -1,5 +1,6 @@
 // Advice: what to change, how much it saves, why, where and how.
-import {h, list} from './dom.js';
+import {list} from './blocks.js';
+import {h} from './dom.js';
 import {whereText} from './elements.js';
 import {known, percent} from './units.js';
 

@@ -1,22 +1,10 @@
 // Comparison of two runs: speedups and slowdowns with their confidence intervals.
 import {CHANGES, remember} from './address.js';
-import {
-  bar,
-  cards,
-  choice,
-  choiceOf,
-  debounce,
-  field,
-  filterForm,
-  h,
-  name,
-  notesPanel,
-  pathName,
-  searchField,
-} from './dom.js';
+import {bar, cards, choice, choiceOf, field, filterForm, notesPanel, searchField} from './blocks.js';
+import {debounce, h, name, pathName} from './dom.js';
 import {foldSize} from './elements.js';
 import {kernelName, shortNames} from './kernel.js';
-import {deviceOf, grouped, records, sumKnown} from './model.js';
+import {grouped, records, sumKnown} from './model.js';
 import {columnsOf, LISTED, sorted, sortTable, titleOf} from './table.js';
 import {count, fixed, inUnit, instant, known, plural, unitFor} from './units.js';
 
@@ -54,12 +42,12 @@ export function comparisonView(data, state) {
   const subjects = Object.keys(data.tables).map(key => [key, SUBJECTS[key][0]]),
     changes = CHANGES.map((key, at) => [key, SHOWN[at][0]]),
     phases = [...new Set(data.tables[data.by].phase ?? [])],
-    sentence = text => text.charAt(0).toUpperCase() + text.slice(1);
+    sides = data.cards.map(([term, value, names, text]) => [term, value, names.map(one => name(one)), text]);
   return [
     h('h1', 'Comparison'),
-    sides(data),
-    notesPanel('Not comparable', data.reasons.map(sentence)),
-    notesPanel('Other differences', data.notes.map(sentence)),
+    cards(sides),
+    notesPanel('Not comparable', data.reasons),
+    notesPanel('Other differences', data.notes),
     filterForm(
       field('By', choice('by', subjects, filters.by, set('by'))),
       searchField(filters.search, set('search')),
@@ -68,28 +56,6 @@ export function comparisonView(data, state) {
     ),
     holder,
   ];
-}
-
-// The times of both sides, and the speedup.
-function sides({whole, steps, step_time, time, names, devices, same_program}) {
-  const what = `${deviceOf(time).replace('Host', 'host')} time ${steps ? 'per step' : 'in total'}`;
-  const card = (letter, side, place) => {
-    const clock = step_time?.[side], // includes idle time of the GPU
-      facts = [steps && plural(steps[place], 'step'), known(clock) && `step time ${instant(clock)} (wall clock)`],
-      below = [name(names[place]), name(devices[place]), facts.filter(Boolean).join(', ')];
-    return [`${letter}: ${what}`, instant(whole[side]) || '—', below];
-  };
-  const {speedup, speedup_low, speedup_high} = whole,
-    interval = `95% confidence interval: ${ratio(speedup_low)} to ${ratio(speedup_high)}`;
-  return cards([
-    card('A', 'a_ns', 0),
-    card('B', 'b_ns', 1),
-    [
-      'Speedup of B',
-      known(speedup) && same_program ? `${ratio(speedup)} ×` : '—',
-      known(speedup_low) ? interval : 'Above 1: B is faster.',
-    ],
-  ]);
 }
 
 function ratio(value) {
@@ -203,10 +169,7 @@ function difference(ns, longest) {
 }
 
 function changes({kernels_gone, kernels_new}, names) {
-  const lists = [
-    ['−', kernels_gone],
-    ['+', kernels_new],
-  ];
+  const lists = Object.entries({'−': kernels_gone, '+': kernels_new});
   const lines = lists.flatMap(([sign, kernels]) =>
     kernels.slice(0, 2).map(kernel => h('div.change', `${sign} `, kernelName(names, kernel))),
   );

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 import polars as pl
@@ -29,7 +29,7 @@ from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.folds import every_fold, folds_of, index_of, spread_of, with_groups
+from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.page import texts
 from annot.report.report import Report
@@ -93,11 +93,9 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     comparison = comparisons[by]
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
-        "kind": "compare", "names": list(names), "by": by, "time": comparison.time, "steps": comparison.steps,
-        "whole": comparison.whole, "step_time": comparison.step_time,
-        "devices": list(comparison.devices), "same_program": comparison.comparability.same_program,
-        "reasons": [reason.text for reason in comparison.comparability.reasons],
-        "notes": list(comparison.comparability.notes),
+        "kind": "compare", "names": list(names), "by": by, "cards": texts.comparison_cards(comparison, names),
+        "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
+        "notes": [*map(texts.sentence, comparison.comparability.notes)],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
@@ -143,6 +141,7 @@ def run_data(
     units = matrix_units(attribution.meta)
     made["advice"] = advice_data(made["advice"], lines)
     made["texts"] = _texts(made, meta, source, peaks, units, without_warmup=without_warmup)
+    made["parts"] = _parts(made["summary"], lines, steps)
     made["summary"] = _columns(made["summary"])
     folded = _roofline_folds(rows, lines, peaks)
     charts = _charts(made["steps"], rows, lines, folded, peaks)
@@ -200,6 +199,7 @@ def _texts(
         "about": texts.facts_of_profile(summary, meta, source),
         "totals": texts.totals_of_run(summary, meta, units, device=device),
         "whole": texts.whole_text(summary, meta, device=device, without_warmup=without_warmup),
+        "breakdown": texts.breakdown_text(summary, meta, device=device),
         "peaks": texts.peaks_text(peaks, units),
         "steps": texts.steps_text(made["steps"].height, meta),
         "timeline": texts.timeline_text(made["timeline"]),
@@ -215,7 +215,7 @@ def _findings(attribution: Attribution) -> tuple[str, pl.DataFrame, bool]:
 def advice_data(advice: pl.DataFrame, lines: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the advice of the page: a saving without a bound is null, and ``where`` has the layers that it concerns.
 
-    Layers are places of lines; several of the same outermost fold are the place of the fold. Names of others stay names.
+    Layers are places of lines; several of the same outermost fold are the place of the fold. Other names stay names.
 
     Args:
         advice: the result of `annot.analyze.advice.by_advice`.
@@ -232,6 +232,30 @@ def advice_data(advice: pl.DataFrame, lines: Mapping[str, Any]) -> dict[str, lis
         where.append([fold if len(members) > 1 else members[0] for fold, members in groups.items()])
     saves = pl.when(pl.col("saves") < NO_BOUND).then("saves")
     return _columns(advice.with_columns(saves)) | {"where": where}
+
+
+def _parts(summary: pl.DataFrame, lines: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
+    """The longest layers of each part of the step, per step, with their places; rows of several layers come last.
+
+    Rows name a layer by its title and class, an optimizer by its class.
+    """
+    by_title: dict[str, int] = {}
+    by_class: dict[tuple[str, str], int] = {}
+    for place, line in enumerate((*lines["lines"], *lines["folds"])):
+        by_title.setdefault(f"{line['title']} {line['module']}".strip(), place)
+        for name in (line["module"], f"{line['layer']} {line['module']}"):
+            for phase in line.get("rows", ()):
+                by_class.setdefault((phase, name), place)
+    several = pl.col("count").is_not_null()
+    rows = summary.filter(section="parts").sort(several, pl.when(~several).then(-pl.col("ns")), maintain_order=True)
+    names = [re.sub(r" ×[\d,]+$", "", text) for text in rows["text"]]
+    return [
+        {
+            "part": row["item"], "text": row["text"], "ns": row["ns"] / steps, "share": row["share"],
+            "place": by_title.get(name, by_class.get((row["item"], name))),
+        }
+        for row, name in zip(rows.iter_rows(named=True), names, strict=True)
+    ]  # fmt: skip
 
 
 def _outermost_folds(lines: Mapping[str, Any]) -> dict[int | str, int]:
@@ -305,18 +329,9 @@ def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
         folds.append({
             "label": fold.label, "module": fold.module, "layer": fold.key[0], "title": fold.key[0], "count": fold.count,
             "parent": -1 if above is None else places[id(above)], "members": members,
-            "indices": [index_of(line, fold) for line in fold.members], "spreads": _spreads(fold),
+            "indices": [index_of(line, fold) for line in fold.members],
         })  # fmt: skip
     return folds
-
-
-def _spreads(fold: Line) -> dict[str, dict[str, dict[str, Any]]]:
-    """How the times of the layers in a fold differ, by column of times and by phase."""
-    phases = {"total": (), **{phase: (phase,) for member in fold.members for phase in member.phases}}
-    return {
-        time: {name: asdict(spread) for name, of in phases.items() if (spread := spread_of(fold, time, *of))}
-        for time in ("gpu_ns", "host_ns")
-    }
 
 
 def _layer_steps(attribution: Attribution, shown: Attribution, rows: pl.DataFrame) -> dict[str, Any]:

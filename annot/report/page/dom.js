@@ -80,123 +80,20 @@ export function announce(text) {
   document.getElementById('announcement').textContent = text;
 }
 
-export function button(text, act, attributes = {}) {
-  return h('button', {type: 'button', onclick: act, ...attributes}, text);
-}
-
-// A button that shows all rows of a list of which the page shows the first.
-export function showAll(number, what, act) {
-  return button(`Show all ${number} ${what}`, act, {class: 'more'});
-}
-
-export function field(label, control) {
-  return h('label.field', h('span', label), control);
-}
-
-export function choice(id, options, value, change) {
-  const select = h('select', {id, onchange: event => change(event.target.value)});
-  for (const [key, text] of options) select.append(h('option', {value: key, selected: key === value}, text));
-  return select;
-}
-
-// A choice among values of the profile, or all of them.
-export function choiceOf(label, id, all, values, value, change) {
-  return field(label, choice(id, [['', all], ...values.map(one => [one, one])], value, change));
-}
-
-export function searchField(value, change, more = {}) {
-  const listens = {'aria-keyshortcuts': '/', oninput: event => change(event.target.value)};
-  return field('Search', h('input', {type: 'search', id: 'search', value, ...listens, ...more}));
-}
-
-export function filterForm(...fields) {
-  return h('form.filters', {role: 'search', onsubmit: event => event.preventDefault()}, fields);
-}
-
-// A checkbox that shows the names in an element in full instead of cutting them to one line.
-export function wholeNames(holder) {
-  const onchange = event => holder.classList.toggle('whole', event.target.checked);
-  return h('label.check', h('input.whole-names', {type: 'checkbox', onchange}), ' Full names');
-}
-
-let panels = 0;
-export function panel(title, ...children) {
-  const id = `panel-${++panels}`;
-  return h('section.panel', {'aria-labelledby': id}, h('h2', {id}, title), ...children);
-}
-
-export function emptyText(text) {
-  return h('p.nothing', text);
-}
-
-// A view that has nothing to show.
-export function emptyView(title, text) {
-  return [h('h1', title), emptyText(text)];
-}
-
-export function hint(...texts) {
-  return h('p.hint', texts);
-}
-
-// A list with an element for each item; `kind` such as 'ol.top'.
-export function list(kind, items) {
-  return h(
-    kind,
-    items.map(item => h('li', item)),
-  );
-}
-
-export function notesPanel(title, notes) {
-  return notes.length > 0 && panel(title, list('ul.notes', notes));
-}
-
-// Terms and their values.
-export function terms(kind, entries) {
-  return h(
-    kind,
-    entries.map(([term, ...values]) => [h('dt', term), h('dd', values)]),
-  );
-}
-
-// Terms and their values in a line.
-export function pairs(entries) {
-  return h(
-    'dl.pairs',
-    entries.map(([term, value, more]) => h('div', h('dt', term), h('dd', value, more && ` (${more})`))),
-  );
-}
-
-export function cards(entries) {
-  const card = ([term, value, ...more]) => {
-    const small = more.flat().filter(Boolean);
-    return h('div.card', h('dt', term), h('dd', value, small.length > 0 && h('small', small)));
-  };
-  return h('dl.cards', entries.map(card));
-}
-
-// A part of the table that scrolls by itself.
-export function scroller(label, ...children) {
-  return h('div.scroll', {tabindex: '0', role: 'group', 'aria-label': label}, children);
-}
-
-// A bar of parts, as pairs of class and length; `longest` is as wide as the bar.
-export function bar(parts, longest, kind = 'bar') {
-  const spans = parts.map(([look, length]) => length > 0 && span(look, (100 * length) / longest));
-  return h('div', {class: kind, 'aria-hidden': 'true'}, spans);
-}
-
-function span(look, width) {
-  const element = h('span', {class: look});
-  element.style.width = `${Math.max(0, Math.min(100, width))}%`;
-  return element;
-}
-
 // Does what the key of an event stands for. `actions` has a function per key; letters are in lower case.
 export function actOnKey(event, actions) {
   const act = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
   if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   act();
+}
+
+// Does something at a key without others, unless the reader types a text.
+export function onShortcut(key, act) {
+  addEventListener('keydown', event => {
+    const element = /** @type {Element} */ (event.target);
+    if (!element.closest?.('input, select, textarea')) actOnKey(event, {[key]: act});
+  });
 }
 
 // Keeps a tooltip at a point of the window inside of an element that is `width` wide.

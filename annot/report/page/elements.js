@@ -1,5 +1,7 @@
 // Elements that several views share: layers as links, and what the times of a view are.
-import {h, hint, name, pathName} from './dom.js';
+import {hint} from './blocks.js';
+import {h, name, pathName} from './dom.js';
+import {grouped} from './model.js';
 import {foldedPlace, isFold, lineAt} from './places.js';
 import {count, plural} from './units.js';
 
@@ -57,14 +59,9 @@ export function crumbs(run, line) {
 
 // Rows of places and phases with those of a fold as one, and the rows inside a row.
 export function foldedRows(run, rows) {
-  const members = new Map(),
-    keyOf = (place, phase) => `${place} ${phase}`;
-  const shown = rows.filter(({place, phase}, at) => {
-    const fold = foldedPlace(run, place);
-    if (fold === place) return !isFold(run, fold) || foldedPlace(run, lineAt(run, fold).members[0]) === fold;
-    const key = keyOf(fold, phase);
-    members.set(key, [...(members.get(key) ?? []), rows[at]]);
-    return false;
-  });
-  return {shown, inside: ({place, phase}) => members.get(keyOf(place, phase))};
+  const isMember = ({place}) => foldedPlace(run, place) !== place,
+    isInner = ({place}) => isFold(run, place) && foldedPlace(run, lineAt(run, place).members[0]) !== place,
+    members = grouped(rows.filter(isMember), ({place, phase}) => `${foldedPlace(run, place)} ${phase}`),
+    shown = rows.filter(row => !isMember(row) && !isInner(row));
+  return {shown, inside: ({place, phase}) => members.get(`${place} ${phase}`)};
 }

@@ -1,6 +1,7 @@
 // The first screen of the summary: the verdict, the devices, the parts of the step time, and the best advice.
 import {adviceCards} from './advice.js';
-import {emptyText, h, hint, name, panel, svg} from './dom.js';
+import {emptyText, hint, panel} from './blocks.js';
+import {h, name, svg} from './dom.js';
 import {captioned} from './drawing.js';
 import {records} from './model.js';
 import {exportable} from './save.js';
@@ -51,10 +52,8 @@ function stepParts(run, rows) {
     device = run.time === 'gpu_ns',
     title = run.meta.steps ? 'Step time' : 'Time of the run',
     whole = `100% is ${run.texts.whole}.`;
-  const legends = [
-    [device ? 'GPU busy' : '', device ? busy : parts],
-    ['GPU idle', device ? idle : []],
-  ].map(([text, some]) => some.length > 0 && partsLegend(text, some));
+  const legend = (text, some) => some.length > 0 && partsLegend(text, some),
+    legends = device ? [legend('GPU busy', busy), legend('GPU idle', idle)] : legend('', parts);
   return panel(
     title,
     exportable(() => partsPicture(parts, title, whole), title, partsBar(parts)),

@@ -1,9 +1,10 @@
 // Repeated layers in one view: sums, how the layers differ, the time of each, layers inside, kernels and steps.
-import {h, name, panel} from './dom.js';
+import {panel} from './blocks.js';
+import {h, name} from './dom.js';
 import {stackedBars} from './drawing.js';
 import {crumbs, foldSize, layerHref, perStep} from './elements.js';
 import {childrenOf, kernelsOf, layerSteps, timesTable} from './layer.js';
-import {measured, partsOf, PHASES} from './model.js';
+import {measured, partsOf, PHASES, spreadOf} from './model.js';
 import {lineAt} from './places.js';
 import {factTable, titleOf} from './table.js';
 import {duration, instant, known} from './units.js';
@@ -16,7 +17,7 @@ export function foldView(run, place) {
     crumbs(run, fold),
     h('h1', name(fold.layer), ' ', name(fold.module, 'module'), foldSize(fold)),
     perStep(run),
-    panel('Times of the layers', spreadTable(run, fold, numbers[place])),
+    panel('Times of the layers', spreadTable(fold, numbers)),
     panel('Time of each layer', memberBars(run, fold, numbers)),
     h('div.columns', panel('Layers', timesTable(run, 'Layers', fold.members, numbers, label)), childrenOf(run, place)),
     kernelsOf(run, place),
@@ -26,9 +27,10 @@ export function foldView(run, place) {
 }
 
 // Sum, median, slowest layer and spread, in each phase and in all.
-function spreadTable(run, fold, numbers) {
-  const phases = [...PHASES.filter(phase => known(numbers[phase])), 'total'],
-    spreads = phases.map(phase => fold.spreads[run.time]?.[phase] ?? {}),
+function spreadTable(fold, all) {
+  const numbers = all[fold.place],
+    phases = [...PHASES.filter(phase => known(numbers[phase])), 'total'],
+    spreads = phases.map(phase => spreadOf(fold, all, phase)),
     heads = phases.map(phase => h('span', {class: PHASES.includes(phase) && `key ${phase}`}, phase));
   const slowest = ({slowest: ns, index}) => {
     const member = fold.members[fold.indices.indexOf(index)];

@@ -1,5 +1,6 @@
 // The help: a dialog in page.html with keyboard shortcuts, how to read each view, and a glossary, which the key ? opens.
-import {button, h} from './dom.js';
+import {button} from './blocks.js';
+import {h, onShortcut} from './dom.js';
 
 // The button of the help. A page has one.
 export function helpTools({views, data}) {
@@ -7,12 +8,7 @@ export function helpTools({views, data}) {
     [run] = data.runs,
     open = () => dialog.open || dialog.showModal();
   fill(dialog, views, run);
-  addEventListener('keydown', event => {
-    if (event.key !== '?' || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (/** @type {Element} */ (event.target).closest?.('input, select, textarea')) return;
-    event.preventDefault();
-    open();
-  });
+  onShortcut('?', open);
   dialog.querySelector('button').addEventListener('click', () => dialog.close());
   dialog.addEventListener('click', event => event.target === dialog && dialog.close()); // outside its content
   const announced = {'aria-haspopup': 'dialog', 'aria-keyshortcuts': '?', 'aria-label': 'Help'};

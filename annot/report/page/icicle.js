@@ -1,20 +1,8 @@
 // The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
 // It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
 import {address, remember} from './address.js';
-import {
-  actOnKey,
-  announce,
-  emptyView,
-  filterForm,
-  h,
-  name,
-  pairs,
-  panel,
-  placeTip,
-  printable,
-  put,
-  svg,
-} from './dom.js';
+import {colorKey, emptyView, filterForm, pairs, panel} from './blocks.js';
+import {actOnKey, announce, h, name, placeTip, printable, put, svg} from './dom.js';
 import {captioned, textWidth} from './drawing.js';
 import {layerCell, layerHref, perStep} from './elements.js';
 import {deviceOf, fullName, INKS, measured} from './model.js';
@@ -78,13 +66,13 @@ export function icicleView(run, state, root) {
 function measureIcicle(view) {
   const {run, state} = view,
     {filters} = state,
-    {numbers, ...measures} = measured(run, filters),
+    {numbers, whole, time, parts} = measured(run, filters),
     searched = Boolean(filters.search.trim() || filters.module),
     hits = numbers.map(({matches}) => searched && matches);
   for (const {place, members} of run.folds) hits[place] ||= members.some(member => hits[member]);
   const own = numbers.map(({self}) => self ?? 0),
     wide = numbers.map(({total}) => total ?? 0);
-  Object.assign(view, measures, {numbers, searched, own, wide, hits, within: matchesAndAround(run, numbers)});
+  Object.assign(view, {numbers, whole, time, parts, searched, own, wide, hits, within: matchesAndAround(run, numbers)});
   view.status.textContent = icicleStatus(view);
 }
 
@@ -183,10 +171,9 @@ function drawBox(view, box) {
     y = level * BOX,
     wide = Math.max(box.wide - (box.wide > 4 ? 1 : 0), 0.5);
   const rect = (className, top, high) => svg('rect', {class: className, x, y: y + top, width: wide, height: high});
-  const full = BOX - 1;
   const look = {class: boxClass(view, box)};
   if (place === undefined)
-    return svg('g', {...look, 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, full));
+    return svg('g', {...look, 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, BOX - 1));
   const facts = factsOf(view, place).filter(([term]) => !['Layer', 'Total', 'Share'].includes(term));
   const attributes = {
     ...look,
@@ -198,7 +185,7 @@ function drawBox(view, box) {
     'aria-selected': String(place === view.root),
     'aria-label': [boxLabels(view, box)[0], ...facts.map(fact => fact.join(' '))].join(', '),
   };
-  const element = svg('g', attributes, boxFill(view, box, rect, full));
+  const element = svg('g', attributes, boxFill(view, box, rect));
   view.elements.set(place, {element, box});
   return element;
 }
@@ -209,33 +196,34 @@ function boxClass({searched, hits}, {place, above, self, few, hit}) {
   return `${few ? 'few' : place < 0 ? 'box all' : 'box'}${above ? ' above' : ''}${found}`;
 }
 
-// The phases of a box from top to bottom: the area of a color is the time of the phase.
-function boxFill(view, {place, wide}, rect, full) {
-  if (place < 0) return rect('fill-self', 0, full);
-  let top = 0;
-  return phasesOf(view, place).flatMap(([phase, ns]) => {
-    const high = (full * ns) / view.wide[place],
-      from = top;
-    top += high;
-    const drawn = [rect(`fill ${phase}`, from, high)];
-    if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
-    const text = wide - TEXT_ROOM > 0 && Math.abs(from - BOX / 2) < TEXT_HALF;
-    if (from && !text) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart; not through a text
-    return drawn;
+// The phases of a box from top to bottom, with their place: the area of a color is the time of the phase.
+function stacked(view, place) {
+  let end = 0;
+  return phasesOf(view, place).map(([phase, ns]) => {
+    const begin = end;
+    end += ((BOX - 1) * ns) / view.wide[place];
+    return {phase, begin, end};
+  });
+}
+
+function boxFill(view, {place, wide}, rect) {
+  if (place < 0) return rect('fill-self', 0, BOX - 1);
+  return stacked(view, place).map(({phase, begin, end}) => {
+    const text = wide - TEXT_ROOM > 0 && Math.abs(begin - BOX / 2) < TEXT_HALF;
+    return [
+      rect(`fill ${phase}`, begin, end - begin),
+      phase === 'backward' && wide > 4 && rect('hatched', begin, end - begin),
+      begin > 0 && !text && rect('seam', begin - 0.5, 1), // tells phases apart; not through a text
+    ];
   });
 }
 
 // The phase behind the middle of the text of a box, and whether others are behind the text, too.
 function inkOfText(view, place) {
-  const from = BOX / 2 - TEXT_HALF,
-    whole = view.wide[place];
-  let top = 0;
-  const behind = phasesOf(view, place).flatMap(([phase, ns]) => {
-    const [begin, end] = [top, (top += ((BOX - 1) * ns) / whole)];
-    return end > from && begin < from + 2 * TEXT_HALF ? [{phase, middle: begin <= BOX / 2 && end > BOX / 2}] : [];
-  });
-  const ink = (behind.find(one => one.middle) ?? behind[0])?.phase ?? 'other'; // 'other': without time
-  return behind.length > 1 ? `${ink} halo` : ink;
+  const [from, to] = [BOX / 2 - TEXT_HALF, BOX / 2 + TEXT_HALF],
+    behind = stacked(view, place).filter(({begin, end}) => end > from && begin < to),
+    middle = behind.find(({begin, end}) => begin <= BOX / 2 && end > BOX / 2) ?? behind[0];
+  return `${middle?.phase ?? 'other'}${behind.length > 1 ? ' halo' : ''}`; // without time: other
 }
 
 function phasesOf({parts}, place) {
@@ -314,7 +302,7 @@ function icicleCrumbs(view) {
 }
 
 function icicleLegend(view) {
-  const keys = icicleKeys(view).map(([look, text]) => h('span', {class: `key ${look}`}, text));
+  const keys = icicleKeys(view).map(([look, text]) => colorKey(look, text));
   return [...keys, h('span.hint', EXPLANATION)];
 }
 
@@ -359,27 +347,26 @@ function zoomTo(view, place) {
 }
 
 function listenIcicle(view) {
-  const {picture, tip} = view,
-    placeOf = event => event.target.closest?.('[data-place]')?.dataset.place;
-  picture.addEventListener('click', event => {
-    const place = placeOf(event);
-    if (place !== undefined) zoomTo(view, Number(place));
+  const {picture, tip} = view;
+  const onBox = (act, elsewhere = () => {}) => {
+    return event => {
+      const place = event.target.closest?.('[data-place]')?.dataset.place;
+      if (place === undefined) elsewhere();
+      else act(Number(place), event);
+    };
+  };
+  const hide = () => (tip.hidden = true);
+  put(picture, {
+    onclick: onBox(place => zoomTo(view, place)),
+    onpointermove: onBox((place, event) => showTip(view, place, event.clientX, event.clientY), hide),
+    onpointerleave: hide,
+    onfocusin: onBox((place, event) => focusBox(view, place, event.target)),
+    onfocusout: () => {
+      hide();
+      view.cursor.setAttribute('visibility', 'hidden');
+    },
+    onkeydown: event => icicleKeyPressed(view, event),
   });
-  picture.addEventListener('pointermove', event => {
-    const place = placeOf(event);
-    if (place === undefined) tip.hidden = true;
-    else showTip(view, Number(place), event.clientX, event.clientY);
-  });
-  picture.addEventListener('pointerleave', () => (tip.hidden = true));
-  picture.addEventListener('focusin', event => {
-    const place = placeOf(event);
-    if (place !== undefined) focusBox(view, Number(place), event.target);
-  });
-  picture.addEventListener('focusout', () => {
-    tip.hidden = true;
-    view.cursor.setAttribute('visibility', 'hidden');
-  });
-  picture.addEventListener('keydown', event => icicleKeyPressed(view, event));
 }
 
 function focusBox(view, place, target) {

@@ -1,5 +1,6 @@
 // Names of kernels in all views, and one kernel: its times, and the layers that launch it.
-import {cards, emptyText, emptyView, h, hint, name, panel} from './dom.js';
+import {cards, emptyText, emptyView, hint, panel} from './blocks.js';
+import {h, name} from './dom.js';
 import {layerCell, perStep} from './elements.js';
 import {inkOf, records} from './model.js';
 import {barColumn, columnsOf, sortTable} from './table.js';
@@ -80,14 +81,10 @@ function layersOf(run, text) {
 
 function layerTable(run, kernel, layers) {
   const value = ({place}) => run.lines[place].title;
+  const time = ({gpu_ns}) => gpu_ns;
   const columns = [
     {title: 'Layer', text: true, value, show: (_, {place}) => layerCell(run, place)},
-    barColumn(
-      'Relative',
-      ({gpu_ns}) => gpu_ns,
-      ({phase, gpu_ns}) => [[inkOf(phase), gpu_ns]],
-      layers,
-    ),
+    barColumn('Relative', time, layer => [[inkOf(layer.phase), time(layer)]], layers),
     ...columnsOf('kernel_layers', layers, {
       main_ns: {value: ({gpu_ns}) => (kernel.gpu_ns ? gpu_ns / kernel.gpu_ns : null)},
       mean_ns: {show: instant},

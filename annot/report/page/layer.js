@@ -1,6 +1,7 @@
 // One layer: times, work, counters, shapes, kernels, steps and advice. `fold.js` shows repeated layers with the same parts.
 import {adviceList} from './advice.js';
-import {bar, emptyText, emptyView, h, hint, list, name, panel, wholeNames} from './dom.js';
+import {colorKey, bar, emptyText, emptyView, hint, list, panel, wholeNames} from './blocks.js';
+import {h, name} from './dom.js';
 import {stackedBars} from './drawing.js';
 import {crumbs, layerCell, perStep} from './elements.js';
 import {kernelName, kernelNames} from './kernel.js';
@@ -12,7 +13,9 @@ import {duration, inUnit, instant, known, share, unitFor} from './units.js';
 export function layerView(run, place) {
   const line = run.lines[place];
   if (!line) return emptyView('Layer', 'This profile does not contain the layer.');
-  const counters = valuesOf(run, line, COLUMNS.counters);
+  const counters = valuesOf(run, line, COLUMNS.counters),
+    link = [' · ', h('a', {href: `#timeline?marked=${place}`}, 'Show in the timeline')],
+    timeline = run.timeline.text.length > 0 && link;
   return [
     crumbs(run, line),
     h('h1', name(line.title), ' ', name(line.module, 'module')),
@@ -31,11 +34,7 @@ export function layerView(run, place) {
     counters.length > 0 && panel('Hardware counters', layerFacts(run, line, 'Hardware counters', COLUMNS.counters)),
     kernelsOf(run, place),
     layerSteps(run, line),
-    h(
-      'p',
-      h('a', {href: `#icicle/${place}`}, 'Show in the icicle'),
-      run.timeline.text.length > 0 && [' · ', h('a', {href: `#timeline?marked=${place}`}, 'Show in the timeline')],
-    ),
+    h('p', h('a', {href: `#icicle/${place}`}, 'Show in the icicle'), timeline),
   ];
 }
 
@@ -56,7 +55,7 @@ function valuesOf(run, line, columns) {
 function layerFacts(run, line, caption, columns) {
   const rows = Object.values(line.rows),
     used = ({name: key}) => rows.some(row => !['', 0, null, undefined].includes(run.rows[key][row]));
-  const heads = Object.keys(line.rows).map(phase => h('span', {class: `key ${phase}`}, phase));
+  const heads = Object.keys(line.rows).map(phase => colorKey(phase));
   const lines = valuesOf(run, line, columns)
     .filter(used)
     .map(column => [column.full || column.title, rows.map(row => shown(column, run.rows[column.name][row]))]);
@@ -139,15 +138,10 @@ export function layerSteps(run, line) {
     return {parts: phases.map(([phase, times]) => [phase, times[step], tip(phase, times[step])])};
   });
   const [median, longest, shortest] = [order[order.length >> 1], order[0], order.at(-1)];
-  return panel(
-    'Time in each step',
-    h(
-      'p.status',
-      `Median ${duration(totals[median])}, longest ${at(longest)}, shortest ${at(shortest)}.`,
-      every > 1 && ` A bar is the longest of ${every} steps.`,
-    ),
-    stackedBars(`Time of ${line.title} in each step`, bars),
-  );
+  const status = `Median ${duration(totals[median])}, longest ${at(longest)}, shortest ${at(shortest)}.`,
+    note = every > 1 && ` A bar is the longest of ${every} steps.`,
+    picture = stackedBars(`Time of ${line.title} in each step`, bars);
+  return panel('Time in each step', h('p.status', status, note), picture);
 }
 
 // The times of a line or fold in each step, by phase.

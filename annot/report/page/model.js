@@ -121,25 +121,24 @@ function sumOf({rows}, values, phase) {
 }
 
 // The values of each line and fold under the filters: times by phase, and whether it matches. `parts` has the times by
-// color. The outermost lines add up to the whole.
+// color, `own` those without the lines inside. The outermost lines add up to the whole.
 export function measured(run, filters = NOTHING) {
   const time = filters.time || run.time,
     times = timesOf(run, filters.steps),
     some = filters.steps.trim() !== '',
     {own, whole: parts} = timesOfLines(run, times[selfOf(time)], filters.phase),
     host = timesOfLines(run, times.host_self_ns, filters.phase).whole;
+  const calls = line => sumOf(line, run.rows.calls, filters.phase); // of lines without a forward
   const numbers = run.lines.map((line, place) => ({
     total: sumParts(parts[place]),
     self: sumParts(own[place]),
     host: sumParts(host[place]),
-    calls: some ? null : callsOf(line, run, filters.phase),
+    calls: some ? null : sumOf(line, run.rows.calls, filters.phase || 'forward') || calls(line),
     kernels: some ? null : sumOf(line, run.rows.kernels, filters.phase),
   }));
-  for (const {members, spreads} of run.folds) {
-    const sums = of => Object.fromEntries(keysOf(of).map(key => [key, sumKnown(of.map(one => one[key]))])),
-      spread = some ? {} : spreads[time]?.[filters.phase || 'total']; // the page does not know that of some steps
-    parts.push(sums(members.map(place => parts[place])));
-    numbers.push({...sums(members.map(place => numbers[place])), ...spread});
+  for (const fold of run.folds) {
+    for (const table of [parts, own, numbers]) table.push(sumsOf(fold.members.map(place => table[place])));
+    Object.assign(numbers.at(-1), spreadOf(fold, numbers));
   }
   for (const [place, line] of run.places.entries()) {
     const {forward = null, backward = null, recompute = null} = parts[place],
@@ -151,16 +150,27 @@ export function measured(run, filters = NOTHING) {
   for (const value of times[selfOf(time)]) whole += value ?? 0;
   // Without a GPU, 100 % is at least the wall-clock time of the processes, as in the verdict.
   if (run.time === 'host_ns' && !some) whole = run.meta.whole_ns ?? whole;
-  return {numbers, whole, time, parts};
+  return {numbers, whole, time, own, parts};
 }
 
-function keysOf(records) {
-  return [...new Set(records.flatMap(record => Object.keys(record)))];
+// The sums of records by key.
+function sumsOf(rows) {
+  const keys = [...new Set(rows.flatMap(row => Object.keys(row)))];
+  return Object.fromEntries(keys.map(key => [key, sumKnown(rows.map(row => row[key]))]));
 }
 
-// The number of forward calls of a layer, or of all calls without forward calls.
-function callsOf(line, run, phase) {
-  return sumOf(line, run.rows.calls, phase || 'forward') || sumOf(line, run.rows.calls, phase);
+// How the times of the layers in a fold differ: median, slowest with its index, and interquartile range.
+export function spreadOf({members, indices}, numbers, key = 'total') {
+  const times = members.map((place, at) => [numbers[place][key], at]).filter(([ns]) => known(ns));
+  if (times.length < 2) return {};
+  times.sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+  const quantile = part => {
+    const place = (times.length - 1) * part,
+      [below, above] = [Math.floor(place), Math.ceil(place)].map(at => times[at][0]);
+    return below + (place % 1) * (above - below);
+  };
+  const [slowest, at] = times.at(-1);
+  return {median: quantile(0.5), slowest, index: indices[at], iqr: quantile(0.75) - quantile(0.25)};
 }
 
 function matches(run, line, {phase, module, search}) {

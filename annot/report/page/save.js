@@ -1,5 +1,6 @@
 // Files of pictures, as SVG and PNG.
-import {announce, button, h, put, svg} from './dom.js';
+import {button} from './blocks.js';
+import {announce, h, put, svg} from './dom.js';
 
 // What elements of a picture take from the style sheet. All but opacity are inherited.
 const LOOKS = (

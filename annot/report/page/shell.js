@@ -1,6 +1,7 @@
 // The frame of the page: navigation by URL fragment, choice of the rank, theme, keyboard shortcuts.
 import {address, arrive, rankOf, readAddress, remember} from './address.js';
-import {choice, field, h, list, name} from './dom.js';
+import {choice, field, list} from './blocks.js';
+import {h, name, onShortcut} from './dom.js';
 import {comparisonView} from './compare.js';
 import {foldView} from './fold.js';
 import {helpTools} from './help.js';
@@ -61,7 +62,8 @@ async function start() {
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
   document.getElementById('head').append(...frame(page));
   addEventListener('hashchange', () => navigate(page, true));
-  addEventListener('keydown', event => shortcut(event));
+  onShortcut('/', search);
+  addEventListener('keydown', leaveSearch);
   navigate(page, false);
 }
 
@@ -122,21 +124,19 @@ function navigate(page, moved) {
   top.focus({preventScroll: true});
 }
 
-function shortcut(event) {
-  const typing = event.target.closest?.('input, select, textarea');
-  if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
-  if (event.key !== '/' || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  /** @type {HTMLInputElement | null} */
-  const search = document.querySelector('#search');
-  if (search) {
-    event.preventDefault();
-    search.focus();
-    search.select();
-  } else if (document.querySelector('a[href="#layers"]')) {
-    event.preventDefault();
+// Puts the cursor into the search of the view, or of the layers.
+function search() {
+  const input = /** @type {HTMLInputElement | null} */ (document.querySelector('#search'));
+  input?.focus();
+  if (input) input.select();
+  else if (document.querySelector('a[href="#layers"]')) {
     location.hash = '#layers';
     setTimeout(() => document.getElementById('search')?.focus());
   }
+}
+
+function leaveSearch(event) {
+  if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
 }
 
 function stored() {

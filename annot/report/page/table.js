@@ -1,6 +1,7 @@
 // Sortable tables. A column has name, title, value(row), optional show(value, row), and text: true for texts.
 import {keepSort, keptSort} from './address.js';
-import {announce, bar, button, h, name, pathName, scroller, showAll} from './dom.js';
+import {bar, button, scroller, showAll} from './blocks.js';
+import {announce, h, name, pathName} from './dom.js';
 import {amount, count, duration, fixed, known, percent, plural} from './units.js';
 
 export const LISTED = 50; // rows of a list of repeated layers; the reader may ask for all
@@ -178,9 +179,6 @@ export function sorted(rows, value, down) {
 
 // The ten rows with the largest values, of those above 0.
 export function longest(rows, value) {
-  return sorted(
-    rows.filter(row => value(row) > 0),
-    value,
-    true,
-  ).slice(0, 10);
+  const above = rows.filter(row => value(row) > 0);
+  return sorted(above, value, true).slice(0, 10);
 }

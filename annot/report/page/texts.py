@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from annot.analyze.compare import Comparison
 from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import precision_words
 from annot.analyze.timeline import Timeline
 from annot.report.units import amount, count, duration, share
 
-__all__ = ["facts_of_profile", "peaks_text", "software", "steps_text", "timeline_text", "totals_of_run", "whole_text"]
+__all__ = [
+    "breakdown_text",
+    "comparison_cards",
+    "facts_of_profile",
+    "peaks_text",
+    "sentence",
+    "software",
+    "steps_text",
+    "timeline_text",
+    "totals_of_run",
+    "whole_text",
+]
 
 
 def software(summary: pl.DataFrame, meta: Mapping[str, Any]) -> list[str]:
@@ -75,6 +87,16 @@ def whole_text(summary: pl.DataFrame, meta: Mapping[str, Any], *, device: bool, 
     return f"{duration(wall[0]['ns'])}, {of}{warmup}{devices}"
 
 
+def breakdown_text(summary: pl.DataFrame, meta: Mapping[str, Any], *, device: bool) -> str:
+    """Return what the parts of the step time add up to; empty: the profile has no time."""
+    wall = summary.filter(section="time", item="wall").rows(named=True)
+    if not wall or not wall[0]["ns"]:
+        return ""
+    several = f" on {wall[0]['count']} {'devices' if device else 'processes'}" if wall[0]["count"] > 1 else ""
+    of = "Sum of the steps" if meta["steps"] else "Total"
+    return f"{of}: {duration(wall[0]['ns'])}{several}. Overlapped: time during which a part above it runs."
+
+
 def peaks_text(peaks: Peaks, units: str) -> str:
     """Return the peaks of the device; `units`: the name of its matrix units."""
     device = f"{peaks.device}: " if peaks.device else ""
@@ -103,6 +125,30 @@ def timeline_text(drawn: Timeline) -> str:
     events = f"{count(drawn.events.height)} of {count(drawn.total)} events"
     others = f"one in {count(drawn.every)} of the others"
     return f"A sample: {events}, the longest and {others}. Sums of intervals count all.{out}"
+
+
+def comparison_cards(comparison: Comparison, names: Sequence[str]) -> list[tuple[str, str, list[str], str]]:
+    """Return a card for each profile and one for the speedup: title, value, names and remark."""
+    what = "GPU" if comparison.time == "gpu_ns" else "host"
+    per = "per step" if comparison.steps else "in total"
+    cards = []
+    for number, side in enumerate(("a_ns", "b_ns")):
+        steps = [_plural(comparison.steps[number], "step")] if comparison.steps else []
+        clock = (comparison.step_time or {}).get(side)  # includes idle time of the GPU
+        steps += [] if clock is None else [f"step time {duration(round(clock))} (wall clock)"]
+        ns = comparison.whole[side]
+        value = "—" if ns is None else duration(round(ns))
+        of = [name for name in (names[number], comparison.devices[number]) if name]
+        cards.append((f"{side[0].upper()}: {what} time {per}", value, of, ", ".join(steps)))
+    speedup, low, high = (comparison.whole[name] for name in ("speedup", "speedup_low", "speedup_high"))
+    known = speedup is not None and comparison.comparability.same_program
+    interval = "Above 1: B is faster." if low is None else f"95% confidence interval: {low:.3f} to {high:.3f}"
+    return [*cards, ("Speedup of B", f"{speedup:,.3f} ×" if known else "—", [], interval)]
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def _system(summary: pl.DataFrame, item: str) -> list[dict[str, Any]]:

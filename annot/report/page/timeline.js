@@ -1,6 +1,7 @@
 // The timeline: ranges and GPU activities in lanes on a canvas.
 import {remember} from './address.js';
-import {button, choice, emptyView, field, h, name, panel, wholeNames} from './dom.js';
+import {colorKey, button, choice, emptyView, field, panel, wholeNames} from './blocks.js';
+import {h, name} from './dom.js';
 import {exportable} from './save.js';
 import {phasesOf, prepared, requestDraw, pan, show, zoom} from './timeline_canvas.js';
 import {listLongest, select} from './timeline_event.js';
@@ -45,7 +46,7 @@ export function timelineView(run, state) {
   ];
   new ResizeObserver(() => requestDraw(view)).observe(canvas);
   queueMicrotask(() => showSpan(view, span)); // once the view is in the page, and before any key or drag changes it
-  const keys = phasesOf(view).map(phase => h('span', {class: `key ${phase}`}, phase));
+  const keys = phasesOf(view).map(phase => colorKey(phase));
   return [
     h('h1', 'Timeline'),
     h('p.status', run.texts.timeline),

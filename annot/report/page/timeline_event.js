@@ -1,6 +1,7 @@
 // An event of the timeline: its selection, its description, its tooltip, and the list of the longest in view.
-import {button, emptyText, h, name, terms} from './dom.js';
-import {layerHref} from './elements.js';
+import {button, emptyText, terms} from './blocks.js';
+import {h, name} from './dom.js';
+import {layerCell} from './elements.js';
 import {kernelName, kernelNames, kernelText} from './kernel.js';
 import {columnsOf, sortTable} from './table.js';
 import {eventsIn, laneOf, nameOf, requestDraw, shortNameOf, show} from './timeline_canvas.js';
@@ -14,12 +15,7 @@ function lineOf({run}, event) {
 
 function describe(view, event) {
   const {line, phase} = lineOf(view, event),
-    layer = line && [
-      h('a', {href: layerHref(line.place)}, name(line.title)),
-      ' ',
-      name(line.module, 'module'),
-      ` ${phase}`,
-    ];
+    layer = line && [layerCell(view.run, line.place), ` ${phase}`];
   return terms('dl.about', [
     ['Event', kernelName(kernelNames(view.run), nameOf(view, event))],
     ['Time', `${duration(view.length[event])}, from ${duration(view.start[event])}`],

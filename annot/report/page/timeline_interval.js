@@ -1,7 +1,8 @@
 // An interval of the timeline: its sums by phase, layer and kernel, and how long the GPU is busy and idle in it.
 import {remember} from './address.js';
-import {announce, button, h, hint, name, pairs, panel, pathName} from './dom.js';
-import {layerHref} from './elements.js';
+import {colorKey, button, hint, pairs, panel} from './blocks.js';
+import {announce, h} from './dom.js';
+import {layerCell} from './elements.js';
 import {kernelName, kernelNames} from './kernel.js';
 import {grouped, records} from './model.js';
 import {sortTable} from './table.js';
@@ -125,6 +126,11 @@ function intervalPanel(view) {
     pick(view, null, true);
     view.canvas.focus();
   };
+  const buttons = [button('Zoom to the interval', () => show(view, ...interval)), button('Clear the interval', clear)];
+  const tables = [
+    layerSums(run, parts, whole, devices.length > 0),
+    devices.length > 0 && kernelSums(run, parts, whole),
+  ];
   const inexact =
     `Times are correct to ±${instant(Math.max(1, lacking.off))}: both ends of the interval are inside cells of time, ` +
     'for which the page has only the sums of short events.';
@@ -133,17 +139,8 @@ function intervalPanel(view) {
     totals(interval[1] - interval[0], devices, parts, whole),
     lacking.off >= 0.5 && hint(inexact),
     left_out > 0 && hint(`The sums exclude ${plural(left_out, 'lane')} that the page does not contain.`),
-    h(
-      'p.filters',
-      button('Zoom to the interval', () => show(view, ...interval)),
-      button('Clear the interval', clear),
-    ),
-    h(
-      'div',
-      {class: devices.length ? 'columns' : ''},
-      layerSums(run, parts, whole, devices.length > 0),
-      devices.length > 0 && kernelSums(run, parts, whole),
-    ),
+    h('p.filters', buttons),
+    h('div', {class: devices.length ? 'columns' : ''}, tables),
   );
 }
 
@@ -156,21 +153,13 @@ function totals(long, devices, parts, whole) {
       [`${device} idle`, instant(long - busy) || '0', share(long - busy, long)],
     ]),
     [devices.length ? 'Kernels and copies' : 'Ranges', count(Math.round(calls))],
-    ...sumsBy(parts, 'phase').map(({phase, ns}) => [
-      h('span', {class: `key ${phase}`}, phase),
-      instant(ns),
-      share(ns, whole),
-    ]),
+    ...sumsBy(parts, 'phase').map(({phase, ns}) => [colorKey(phase), instant(ns), share(ns, whole)]),
   ]);
 }
 
 function layerSums(run, parts, whole, device) {
-  const lineOf = ({of}) => run.lines[run.lineOf.get(of)];
-  const show = (text, sum) => {
-    const line = lineOf(sum);
-    if (!line) return [text, ' '];
-    return [h('a', {href: layerHref(line.place)}, pathName(text)), ' ', name(line.module, 'module')];
-  };
+  const lineOf = ({of}) => run.lines[run.lineOf.get(of)],
+    show = (text, sum) => (lineOf(sum) ? layerCell(run, lineOf(sum).place) : text);
   const layer = {title: 'Layer', text: true, value: sum => lineOf(sum)?.title ?? '(other)', show},
     phase = {title: 'Phase', text: true, value: ({of}) => (of < 0 ? '' : run.rows.phase[of])},
     caption = device ? 'GPU time by layer and phase' : 'Host time by layer and phase, child layers excluded';

@@ -1,20 +1,7 @@
 // The layer tree: bars by phase, sorting among siblings, search, filters, arrow keys.
 import {keptSort, placesOf, placesText, remember, UNFOLDED} from './address.js';
-import {
-  actOnKey,
-  bar,
-  button,
-  choice,
-  choiceOf,
-  debounce,
-  field,
-  filterForm,
-  h,
-  hint,
-  name,
-  searchField,
-  showAll,
-} from './dom.js';
+import {colorKey, bar, button, choice, choiceOf, field, filterForm, hint, searchField, showAll} from './blocks.js';
+import {actOnKey, debounce, h, name} from './dom.js';
 import {layerHref, perStep} from './elements.js';
 import {deviceOf, INKS, measured, modulesIn, partsOf, PHASES, phasesIn, stepRange} from './model.js';
 import {foldedInside, isFold, lineAt, matchesAndAround, membersOf, placesInside} from './places.js';
@@ -78,10 +65,7 @@ export function layerFilters(run, state, draw) {
     state.tree?.folded.clear();
     debounce(draw);
   };
-  const times = [
-    ['gpu_ns', 'GPU'],
-    ['host_ns', 'Host'],
-  ];
+  const times = Object.entries({gpu_ns: 'GPU', host_ns: 'Host'});
   return [
     searchField(filters.search, set('search'), {
       placeholder: 'Path or class',
@@ -174,14 +158,10 @@ function treeStatus(run, {numbers, time}, unit) {
 }
 
 function legend(numbers) {
-  const looks = new Set(
-      numbers
-        .filter(one => one.total)
-        .flatMap(partsOf)
-        .map(([look]) => look),
-    ),
+  const parts = numbers.filter(one => one.total).flatMap(partsOf),
+    looks = new Set(parts.map(([look]) => look)),
     keys = INKS.filter(key => looks.has(key) || numbers.some(one => known(one[key])));
-  return keys.map(key => h(`span.key.${key}`, key));
+  return keys.map(key => colorKey(key));
 }
 
 // The visible lines in order: lines that match and their parents, without folded ones. `around` has their depths and

@@ -1,6 +1,7 @@
 // The views for roofline, steps, kernels, ranks and other tables.
 import {remember} from './address.js';
-import {choiceOf, debounce, emptyView, filterForm, h, notesPanel, panel, searchField, wholeNames} from './dom.js';
+import {choiceOf, emptyView, filterForm, notesPanel, panel, searchField, wholeNames} from './blocks.js';
+import {debounce, h} from './dom.js';
 import {chartPanel} from './drawing.js';
 import {foldedRows, layerCell, perStep} from './elements.js';
 import {kernelName, kernelNames} from './kernel.js';
