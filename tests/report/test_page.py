@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,11 @@ def test_comparison(fresh: Page, tmp_path: Path) -> None:
     choose(fresh, "by", "kernel")
     fresh.wait("document.querySelector('main tbody').textContent.includes('conv_bwd')")
     assert fresh.texts("main tbody .kernel")[0] == "conv_bwd"
+    names = fresh.run("[...document.getElementById('by').options].map(one => one.text)")
+    assert names == ["Layer", "Module class", "Phase", "Kind of kernel", "Kernel"]
+    choose(fresh, "by", "kind")
+    fresh.wait("document.querySelector('main tbody').textContent.includes('convolution')")
+    assert fresh.text("main thead th").strip("▲▼ ") == "Kind"
 
 
 @pytest.mark.parametrize("width", [400, 1280])
@@ -263,6 +269,9 @@ def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     ]
     amounts = [0, 0.25, 1, 9.994, 12.34, 99.96, 123.4, 999, 999.6, 1000, 9_950, 9_996, 99_500, 99_960, 140_553_600]
     amounts += [19.5e12, 3.1e15, 2e18, 4.2e19, 1.125, 12.25, 2.5e3, 1_250_000, 1_125_000]
+    numbers = random.Random(7)
+    times += [numbers.randrange(10**digits) for digits in range(1, 13) for _ in range(50)]
+    amounts += [numbers.randrange(10**digits) / 8 for digits in range(1, 13) for _ in range(50)]
     fresh.open(trained)
     script = bundled("units").removesuffix("})();\n")
     found = fresh.run(

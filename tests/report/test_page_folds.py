@@ -161,7 +161,7 @@ def test_comparison_has_a_row_per_fold(fresh: Page, tmp_path: Path) -> None:
     """The row has the sums and names the layer that changed most; a click lists the layers."""
     sides = [attribute(_deep(slow=slow)) for slow in (7, 9)]
     page = tmp_path / "compare.html"
-    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["times are means"]}
+    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["Times are means"]}
     page.write_bytes(as_page(data, "x"))
     fresh.open(page, "compare?only=all")
     assert fresh.texts(".notes li") == ["Times are means"]

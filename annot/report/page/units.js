@@ -10,18 +10,24 @@ export function known(value) {
   return value !== null && value !== undefined;
 }
 
-// Creating an Intl.NumberFormat is slow, so the formats are cached.
-/** @type {Map<number, Intl.NumberFormat>} */
-const FORMATS = new Map();
+// Rounds as Python does, exact ties to even. `toFixed` rounds them up.
+function rounded(value, decimals) {
+  const longer = value.toFixed(decimals + 1),
+    below = longer.slice(0, decimals ? -1 : -2),
+    isTie = longer.endsWith('5') && value.toFixed(60) === longer.padEnd(longer.length + 59 - decimals, '0');
+  return Number(isTie && Number(below.at(-1)) % 2 === 0 ? below : value.toFixed(decimals));
+}
 
-// Formats with a number of decimals, as Python does: ties to even, and no sign of values that round to zero.
+/** @type {Map<number, Intl.NumberFormat>} */
+const FORMATS = new Map(); // creating one is slow
+
+// Formats with a number of decimals, without the sign of values that round to zero.
 export function fixed(value, decimals) {
   if (!FORMATS.has(decimals)) {
-    const [minimumFractionDigits, maximumFractionDigits] = [decimals, decimals],
-      rounding = {minimumFractionDigits, maximumFractionDigits, roundingMode: 'halfEven', signDisplay: 'negative'};
-    FORMATS.set(decimals, new Intl.NumberFormat('en-US', /** @type {any} */ (rounding)));
+    const digits = {minimumFractionDigits: decimals, maximumFractionDigits: decimals};
+    FORMATS.set(decimals, new Intl.NumberFormat('en-US', {...digits, signDisplay: 'negative'}));
   }
-  return FORMATS.get(decimals).format(value);
+  return FORMATS.get(decimals).format(rounded(value, decimals));
 }
 
 // The unit for a column of times (ns), chosen by the longest.
