@@ -1,19 +1,89 @@
-"""Check whether two runs are comparable: differences between them other than their times."""
+"""Whether two profiles can be compared.
+
+Layers that two profiles cannot compare one by one, because torch.compile or TensorFlow fused them in one of them.
+
+Eager mode has the rows ``h.0.ln_1`` and ``h.0.attn.c_attn``, a compiled model ``h.0.ln_1+h.0.attn.c_attn``. The time of
+a fused kernel belongs to several layers, so that the profiles are compared at the layer around these: ``h.0``.
+
+Check whether two runs are comparable: differences between them other than their times.
+
+Check whether profiles are ranks of one run: their profiler, their world size, their devices and their layers.
+
+Ranks can run different layers (stages of a pipeline) on different hosts, and their times differ. A recorded rank and
+world size outweigh such differences. Without them, ranks have the same devices and share time by layer and by kernel.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
-from annot.analyze.fused_layers import fused_layers
 from annot.analyze.gpu_activities import KEY
-from annot.attribution import UNATTRIBUTED, Attribution, by_layer
+from annot.attribution.attribute import Attribution
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer
+from annot.labels import layer_path
+from annot.labels.tag import FUSED
 
-__all__ = ["Comparability", "Reason", "comparability", "device_names", "differ", "profiler_of"]
+__all__ = [
+    "Comparability",
+    "Layer",
+    "Program",
+    "Reason",
+    "comparability",
+    "device_names",
+    "differ",
+    "difference",
+    "fused_layers",
+    "profiler_of",
+    "program_of",
+]
+
+Layer: TypeAlias = tuple[str, str]
+"""Path and phase of a layer or of a fused kernel."""
+
+
+def fused_layers(a: Collection[Layer], b: Collection[Layer]) -> tuple[set[Layer], set[Layer]]:
+    """Return the layers and fused kernels of each profile whose time is elsewhere in the other profile.
+
+    These are the fused kernels of one profile only, and the layers that such a kernel is fused from. Layers with others
+    inside remain if both profiles have them: they have most of their work inside.
+
+    Example:
+        >>> eager = [("h", "forward"), ("h.ln", "forward"), ("h.fc", "forward"), ("h.drop", "forward")]
+        >>> [*map(sorted, fused_layers(eager, [("h", "forward"), ("h.ln+h.fc", "forward")]))]
+        [[('h.fc', 'forward'), ('h.ln', 'forward')], [('h.ln+h.fc', 'forward')]]
+    """
+    layers = set(a), set(b)
+    fused = [{layer for layer in side if FUSED in layer[0]} for side in layers]
+    only = fused[0] - fused[1], fused[1] - fused[0]
+    if not any(only):
+        return set(), set()
+    members, around = [_members(side) for side in only], [_enclosing(side) for side in layers]
+    # Layers of both profiles without others inside, a part of whose time is in a fused kernel.
+    cut = (layers[0] & layers[1] & (members[0] | members[1])) - around[0] - around[1]
+    sides = []
+    for mine, other in ((0, 1), (1, 0)):
+        present = layers[other] | members[other] | around[other]
+        kernels = {kernel for kernel in only[mine] if not present.isdisjoint(_members([kernel]))}
+        alone = (layers[mine] - layers[other]) & (members[other] | _enclosing(members[other]))
+        sides.append(kernels | alone | cut)
+    return sides[0], sides[1]
+
+
+def _members(kernels: Iterable[Layer]) -> set[Layer]:
+    """Return the layers that kernels are fused from."""
+    return {(layer, phase) for path, phase in kernels for layer in layer_path.layers_of(path)}
+
+
+def _enclosing(layers: Iterable[Layer]) -> set[Layer]:
+    """Return the layers around layers and fused kernels."""
+    return {(outer, phase) for path, phase in layers for outer in layer_path.around(path)}
+
 
 Kind: TypeAlias = Literal[
     "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes"
@@ -226,3 +296,86 @@ def _notes(a: Attribution, b: Attribution) -> Iterable[str]:
         yield f"the steps were found by different methods: {methods[0]}; {methods[1]}"
     if bool(device_names(a)) != bool(device_names(b)):
         yield f"{'A' if device_names(b) else 'B'} does not name its device"
+
+
+_SHARED: Final = 0.5
+"""Fraction of the time by layer that profiles of one program share at least; by kernel where they have no layers."""
+"""Fraction of the time by kernel that they share at least. Kernels depend on the sizes of the inputs."""
+_LONGEST: Final = 60
+_MOST: Final = 1000
+"""Number of names with the longest times that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What distinguishes the program of a profile from others.
+
+    Args:
+        profiler: name of the profiler or the format.
+        rank, world_size: as recorded; None: unknown.
+        on_gpu: whether it has GPU activities.
+        devices: names of the devices.
+        layers: time (ns) by name, with ``#`` for numbers, as stages have other numbers; empty if most of the time is in
+            no layer.
+        kernels: time (ns) by name.
+    """
+
+    profiler: str
+    rank: int | None
+    world_size: int | None
+    on_gpu: bool
+    devices: str
+    layers: Mapping[str, int]
+    kernels: Mapping[str, int]
+
+
+def program_of(attribution: Attribution) -> Program:
+    """Return the program of a profile."""
+    nodes, meta = attribution.nodes, attribution.meta
+    on_gpu = bool(nodes["gpu_self_ns"].sum() > 0)
+    time = nodes["gpu_self_ns" if on_gpu else "host_self_ns"].cast(pl.Int64)
+    name = pl.col("layer").str.replace_all(r"\d+", "#")
+    rows = attribution.forest.layers_of_nodes().select("layer", name=name, ns=time)
+    layers = rows.filter(pl.col("layer") != UNATTRIBUTED)
+    most = 2 * layers["ns"].sum() > rows["ns"].sum()
+    kernels = attribution.names.select(name=pl.col("name").cast(pl.String), ns="gpu_ns")
+    return Program(
+        profiler_of(attribution), meta.get("rank"), meta.get("world_size"), on_gpu,
+        ", ".join(device_names(attribution)), _times(layers) if most else {}, _times(kernels),
+    )  # fmt: skip
+
+
+def difference(a: Program, b: Program) -> str:
+    """Return why two profiles are not ranks of one run, a clause in which A and B name them; empty if they are."""
+    if reason := differ("the profilers differ", a.profiler, b.profiler) or differ(
+        "the numbers of ranks differ", a.world_size, b.world_size
+    ):
+        return reason
+    if a.world_size == b.world_size and (a.world_size or 1) > 1 and a.rank != b.rank:
+        return ""
+    if a.on_gpu != b.on_gpu:
+        return f"only {'A' if a.on_gpu else 'B'} contains GPU activities"
+    return differ("the devices differ", a.devices, b.devices) or _other_program(a, b)
+
+
+def _other_program(a: Program, b: Program) -> str:
+    layers, kernels = (a.layers, b.layers), (a.kernels, b.kernels)
+    checks = [("layers", layers, _SHARED), ("kernels", kernels, _LEAST if all(layers) else _SHARED)]
+    for what, times, least in checks:
+        if all(times) and _shared(*times) < least:
+            first, second = (max(time, key=time.__getitem__)[:_LONGEST] for time in times)
+            return f"they have other {what}, such as {first} in A and {second} in B"
+    return ""
+
+
+def _shared(a: Mapping[str, int], b: Mapping[str, int]) -> float:
+    """Return the fraction of the time in names that both have, that of the profile in which it is larger."""
+    return max(
+        sum(ns for name, ns in times.items() if name in other) / max(sum(times.values()), 1)
+        for times, other in ((a, b), (b, a))
+    )
+
+
+def _times(rows: pl.DataFrame) -> dict[str, int]:
+    times = rows.group_by("name").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
+    return dict(times.sort("ns", "name", descending=[True, False]).head(_MOST).iter_rows())

@@ -1,4 +1,12 @@
-"""Parts of the steps of a process without a GPU: the phases that its threads compute, and the layers in them.
+"""Parts of the time of a run without a GPU.
+
+Parts of the step time: their keys in files, their names in sentences, tables and charts, and their meanings.
+
+The verdict, the bar, the advice, the page and the guide take names from here, so that a part has one name.
+
+Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
+
+Parts of the steps of a process without a GPU: the phases that its threads compute, and the layers in them.
 
 A phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward belongs to the
 data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the phase around them.
@@ -10,23 +18,138 @@ collective on another thread takes precedence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import polars as pl
 
-from annot.analyze.overlap import exclusive, merged, without
-from annot.analyze.part_names import OTHER
-from annot.analyze.repeated_layers import around_others
-from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, intervals_of
-from annot.attribution.attribute import Attribution
+from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, exclusive, intervals_of, merged, without
+from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, inside
-from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
+from annot.labels import layer_path
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["COMPUTED", "going_on_without_gpu", "layers_of_parts", "phase_times"]
+__all__ = [
+    "COMPUTED",
+    "CPU_PARTS",
+    "GPU_PARTS",
+    "IDLE",
+    "OTHER",
+    "OUTSIDE",
+    "PartName",
+    "around_others",
+    "going_on_without_gpu",
+    "layers_of_parts",
+    "phase_times",
+    "repeated_layers",
+]
+
+
+class PartName(NamedTuple):
+    """Name of a part, which completes "46% …" and "mostly …", and a sentence about it without its full stop.
+
+    Example:
+        >>> GPU_PARTS["launch"].name
+        'waiting for launches'
+    """
+
+    name: str
+    meaning: str
+
+
+_DATA: Final = "waiting for data"
+_EXPOSED: Final = "exposed communication"
+OTHER: Final = "other_ranges"
+OUTSIDE: Final = "outside_ranges"
+
+GPU_PARTS: Final[Mapping[str, PartName]] = {
+    "tensor_cores": PartName("Tensor Cores", "a kernel runs on Tensor Cores"),
+    "kernels": PartName(
+        "other kernels", "another kernel runs, or its use of Tensor Cores is unknown; except collectives"
+    ),
+    "collectives": PartName(_EXPOSED, "only collectives run"),
+    "copies": PartName("exposed copies", "only copies and memsets run"),
+    "data": PartName(_DATA, "the GPU is idle while a thread waits for data"),
+    "unrecorded": PartName("unexplained", "the GPU is idle, and the profile does not show what it waits for"),
+    "synchronisation": PartName(
+        "synchronising", "the GPU is idle because a thread waits for it, or waited and has not launched anything since"
+    ),
+    "launch": PartName(
+        "waiting for launches", "the GPU is idle for less than 1 ms while the CPU prepares the next launch"
+    ),
+    "allocation": PartName("allocating memory", "the GPU is idle while a thread allocates or frees GPU memory"),
+    "host": PartName("waiting for the CPU", "the GPU is idle while the CPU runs other code"),
+}
+"""Parts of the step time of a GPU, by their keys in files."""
+
+CPU_PARTS: Final[Mapping[str, PartName]] = {
+    "forward": PartName("forward", "a thread computes the forward pass"),
+    "backward": PartName("backward", "a thread computes the backward pass, or a forward again for checkpointing"),
+    "optimizer": PartName("optimizer", "a thread updates parameters or zeroes gradients"),
+    "collectives": PartName(_EXPOSED, "the process waits in collectives and computes no phase"),
+    "data": PartName(_DATA, "a thread waits for data"),
+    OTHER: PartName(
+        "other ranges", "the process is in other ranges, such as those of @trace or the operations of a loss"
+    ),
+    OUTSIDE: PartName("outside ranges", "the process runs code outside any range but that of an epoch or batch"),
+}
+"""Parts of the step time of a process without a GPU in order of precedence, by their keys in files."""
+
+IDLE: Final = ("data", "unrecorded", "synchronisation", "launch", "allocation", "host")
+"""Parts in which a GPU is idle."""
+
+
+_LEAST: Final = 5
+"""Number of equal layers that count together, as in `annot.report.folds`."""
+_BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
+"""Index of a block in the path of a layer inside it."""
+_SEPARATOR: Final = re.compile(r"([./])")
+_LAST: Final = re.compile(r"\d+$")
+
+
+def repeated_layers(rows: pl.DataFrame, ns: str) -> pl.DataFrame:
+    """Return the time of each layer, repeated layers as one, the longest first.
+
+    Args:
+        rows: rows with layer and module.
+        ns: column of the time (ns).
+
+    Returns:
+        layer (its path, with ``*`` for an index that differs), module, ns and layers (number of layers in the row).
+
+    Example:
+        >>> rows = pl.DataFrame({"layer": [f"h.{n}.fc" for n in range(9)], "module": ["Linear"] * 9, "ns": range(9)})
+        >>> repeated_layers(rows, "ns").rows()
+        [('h.*.fc', 'Linear', 36, 9)]
+    """
+    sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
+    blocks = pl.Series([_BLOCK.sub("*", layer) for layer in sums["layer"]], dtype=pl.String)
+    repeated = pl.len().over(blocks, "module") >= _LEAST
+    sums = sums.with_columns(block=pl.when(repeated).then(blocks).otherwise("layer"))
+    sums = sums.group_by("block", "module").agg(pl.col("ns").sum(), pl.col("layer").sort())
+    sums = sums.sort("ns", "block", "module", descending=[True, False, False])
+    paths = pl.Series("layer", [_common(layers) for layers in sums["layer"].to_list()], pl.String)
+    return sums.select(paths, "module", "ns", layers=pl.col("layer").list.len().cast(pl.Int64))
+
+
+def around_others(layers: pl.Series) -> pl.Series:
+    """Return which paths (or ``""``, the model) have other paths of the series inside them (Boolean).
+
+    Example:
+        >>> around_others(pl.Series(["", "h.0", "h.0.fc", "head"])).to_list()
+        [True, True, False, False]
+    """
+    return layers.is_in(list(layer_path.containers(layers, layers)))
+
+
+def _common(layers: list[str]) -> str:
+    """The path of layers that differ in indices of blocks, with ``*`` for these."""
+    columns = zip(*(_SEPARATOR.split(layer) for layer in layers), strict=True)
+    return "".join(column[0] if len(set(column)) == 1 else _LAST.sub("*", column[0]) for column in columns)
+
 
 COMPUTED: Final = ("forward", "backward", "optimizer")
 """Parts that compute. Communication behind them is hidden."""
@@ -82,7 +205,7 @@ def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFram
     """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
 
     Only processes without GPU activities count. The times of a part add up to its share of
-    `annot.analyze.step_time.step_time`. Where layers of several threads overlap, the time counts to the part that
+    `annot.analyze.run_summary.step_time`. Where layers of several threads overlap, the time counts to the part that
     comes first in `CPU_PARTS`, then to a layer without layers inside it, since threads of a pool compute the layers of
     a model that is open on another thread, then to the layer that starts first.
     """

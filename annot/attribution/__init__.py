@@ -3,8 +3,7 @@
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase
-from annot.attribution.step_table import by_step
-from annot.attribution.summary import summarize
+from annot.attribution.summary import by_step, summarize
 
 __all__ = [
     "REASONS",

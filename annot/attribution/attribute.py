@@ -1,31 +1,93 @@
-"""Attribution of all host and GPU time of a profile to ranges and layers."""
+"""Attribution of all host and GPU time of a profile to ranges and layers.
+
+Host times are null in profiles without a host clock, such as those of Nsight Compute. With the host time outside any
+range, the rows of a profile without GPU activity add up to 100 %.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.attribution import column_ops, host_times
-from annot.attribution.compiled_layers import calls_in_graphs
-from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
-from annot.attribution.graph_captures import grow_captured
-from annot.attribution.ingest import IngestedRanges
+from annot.attribution import column_ops
+from annot.attribution.column_ops import NONE
+from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach, memory_of
+from annot.attribution.graphs import grow_captured
+from annot.attribution.ingest import EPOCH, IngestedRanges, overlap
 from annot.attribution.launches import Launches
-from annot.attribution.memory import memory_of
-from annot.attribution.outside_ranges import outside_ranges_ns
-from annot.attribution.parsed_labels import EPOCH
-from annot.attribution.process_ranges import overlap
-from annot.attribution.range_trees import Forest, grow
-from annot.attribution.step_windows import time_outside_steps
-from annot.attribution.steps import Steps, find_steps, without_steps
+from annot.attribution.range_trees import Forest, calls_in_graphs, grow
+from annot.attribution.steps import Steps, find_steps, time_in, time_outside_steps, without_steps, worker_processes
 from annot.errors import AnnotError
 from annot.labels.tag import COMPILED
 from annot.profile import Source
 
-__all__ = ["STEADY", "Attribution", "attribute", "self_times"]
+__all__ = [
+    "STEADY",
+    "Attribution",
+    "attribute",
+    "known",
+    "outside_ranges_ns",
+    "process_spans",
+    "self_times",
+    "without_unknown",
+]
+
+_COLUMNS: Final = (
+    "host_ns", "host_self_ns", "start_ns", "step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "warmup",
+)  # fmt: skip
+
+
+def known(meta: Mapping[str, Any]) -> bool:
+    """Return whether the profile with this `meta` has host times."""
+    return meta.get("host_times", True) is not False
+
+
+def without_unknown(rows: pl.DataFrame, meta: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the rows, with null host times if the profile lacks host times."""
+    if known(meta):
+        return rows
+    return rows.with_columns(pl.lit(None, rows.schema[name]).alias(name) for name in _COLUMNS if name in rows.columns)
+
+
+def process_spans(forest: Forest) -> pl.DataFrame:
+    """Return process (code), start and end (ns), first and last instant in ranges; without processes that load data."""
+    rows = forest.every_range()
+    spans = rows.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+    process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
+    spans = spans.select(process, "start", "end").filter(~process.is_in(worker_processes(forest).implode()))
+    return spans.group_by("process").agg(pl.col("start").min(), pl.col("end").max())
+
+
+def outside_ranges_ns(whole: Forest, forest: Forest, steps: Steps) -> int:
+    """Return the time (ns) in which no thread of a process is in a range, added up over processes.
+
+    Args:
+        whole: the ranges of all steps.
+        forest: the ranges of the selected steps.
+        steps: the steps. The time of the selected steps counts, or of the whole run.
+    """
+    spans = process_spans(whole)
+    if steps.choice is not None:
+        spans = steps.table if steps.spans is None else steps.spans
+        spans = spans.filter(steps.selected(spans["step"]))
+    covered = _merged(forest)
+    until, since = (time_in(covered, spans["process"], spans[name]) for name in ("end", "start"))
+    return int((spans["end"] - spans["start"] - until + since).sum())
+
+
+def _merged(forest: Forest) -> pl.DataFrame:
+    """Return process, start, length and until (running sum of the lengths) of the times in ranges, by start."""
+    top = forest.tree.lazy().filter(pl.col("parent") == NONE).select("thread", "start", "end").collect()
+    process = forest.threads.table["process_code"].gather(top["thread"]).alias("process")
+    rows = top.select(process, "start", "end").sort("start")
+    earlier = pl.col("end").cum_max().shift(1).over("process")
+    rows = rows.with_columns(pl.max_horizontal("start", earlier)).filter(pl.col("end") > pl.col("start"))
+    length = pl.col("end") - pl.col("start")
+    return rows.select("process", "start", length=length, until=length.cum_sum().over("process"))
+
 
 STEADY: Final = "steady"
 """Value of `steps` for the steps without warm-up, or the whole profile without known steps."""
@@ -35,7 +97,7 @@ _SLICE: Final = 1 << 20
 """Ranges per slice. Slices keep temporary columns small."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Attribution:
     """A profile whose ranges have parents, layers and times.
 
@@ -60,7 +122,7 @@ class Attribution:
         left_out: number of GPU activities outside the selected steps.
         meta: `meta` of the profile.
         attributor: returns the range and the node of further GPU activities.
-        memory: memory of the layers (see `annot.attribution.memory.memory_of`), or None if it was not recorded.
+        memory: memory of the layers (see `annot.attribution.gpu_time.memory_of`), or None if it was not recorded.
         source: the profile, for reports on individual GPU activities. None for tables built by hand.
         of_steps: returns the attribution of the same ranges with other steps selected.
     """
@@ -128,8 +190,8 @@ def attribute(
     The launches of a backward operation belong to the layer of the forward operation with the same sequence number. A
     launch outside any range of its own thread belongs to the range that is innermost on another thread of the process
     at that time. If layers have ranges of processes, as in a TensorFlow graph, a launch outside the layers of its own
-    thread belongs to the innermost open range of the process (see `annot.attribution.process_ranges` and
-    `annot.attribution.process_launches`).
+    thread belongs to the innermost open range of the process (see `annot.attribution.ingest` and
+    `annot.attribution.launches`).
 
     Args:
         source: the profile.
@@ -188,13 +250,27 @@ def _attribute(
 
     nodes = _node_table(forest, account, host)
     on_gpu = nodes.select(pl.col("kernels", "copies").sum()).row(0) != (0, 0)
-    if host_times.known(source.meta) and not (on_gpu or source.meta.get("totals")):
+    if known(source.meta) and not (on_gpu or source.meta.get("totals")):
         nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
     attribution = Attribution(
-        whole, forest, steps, nodes, account.of_names(), account.busy(),
-        account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
-        account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
-    )  # fmt: skip
+        whole=whole,
+        forest=forest,
+        steps=steps,
+        nodes=nodes,
+        names=account.of_names(),
+        busy=account.busy(),
+        device_busy=account.device_busy(),
+        step_work=account.of_steps(),
+        range_work=per_range,
+        crossing_gpu_ns=launches.crossing.gpu_ns(),
+        guessed_ns=account.guessed_ns,
+        left_out=account.left_out,
+        meta=dict(source.meta),
+        attributor=attributor,
+        memory=memory_of(source, forest),
+        source=source,
+        of_steps=of_steps,
+    )
     return attribution, account
 
 

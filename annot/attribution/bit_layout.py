@@ -16,7 +16,7 @@ Grouping and searching one integer column is also faster than grouping and searc
                          bits 0-31    low number, at least 0
                          Sums of pairs are pairs of sums, as long as the low sums stay below 2^32.
 
-    layer key    Int32   key of a layer, or of a chain of layers while `annot.attribution.sequence_numbers` builds paths
+    layer key    Int32   key of a layer, or of a chain of layers while `annot.attribution.range_trees` builds paths
                          bit 30       CHAIN: bits 0-29 are the number of a chain
                          bits 0-29    key in `Keys`, or number of a chain
                          -1           NONE: the range adds nothing to its path

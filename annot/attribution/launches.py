@@ -1,22 +1,112 @@
-"""Lookup of the range that owns each launch."""
+"""Lookup of the range that owns each launch.
+
+Several ranges of a process can be open at once. The set of open ranges is constant between two consecutive starts or
+ends. Such an interval is a *moment*, and each moment is evaluated once. An open range is *innermost* if no range inside
+it is open. A launch belongs to the innermost range that started last on its own thread, otherwise to the one that
+started last on any thread. If several ranges are innermost, the result is a guess.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import polars as pl
 
-from annot.attribution import column_ops
-from annot.attribution.bit_layout import LEFT_OUT, by_time, high_of, low_of, pair
-from annot.attribution.crossing_ranges import CrossingRanges
+from annot.attribution import column_ops, process_column_ops
+from annot.attribution.bit_layout import LEFT_OUT, by_time, guessed, high_of, low_of, pair
 from annot.attribution.dense_ids import Numbers
-from annot.attribution.nesting import innermost_around, spans_of
-from annot.attribution.process_launches import SharedOwners
+from annot.attribution.ingest import LAYER_PHASES
+from annot.attribution.nesting import CrossingRanges, innermost_around, spans_of
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
+from annot.labels.tag import DOMAIN
 
-__all__ = ["Launches"]
+__all__ = ["Innermost", "Launches", "SharedOwners"]
+
+
+class SharedOwners:
+    """Owners of launches among the ranges of their process."""
+
+    def __init__(self, forest: Forest) -> None:
+        self._tree = forest.tree
+        self._layers = _lie_in_layers(forest)
+        self._groups = [(code, rows, Innermost(ranges)) for code, rows, ranges in _groups(forest)]
+
+    def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
+        """Return the owner code of each call (Int32, see `annot.attribution.bit_layout`).
+
+        A call stays in `own`, the innermost range of its own thread (row, Int32, -1 outside any), if that range lies in
+        a layer, or started after the innermost range of the process. annot's own ranges take precedence over ranges of
+        other domains. Process and thread are codes (Int32).
+        """
+        path = self._tree["path"].gather(column_ops.known(own))
+        undecided = ~self._layers.gather(column_ops.known(path)).fill_null(False)
+        for code, rows, innermost in self._groups:
+            pending = (undecided & (process == code)).arg_true()
+            owner, several = innermost.at(thread.gather(pending), start.gather(pending))
+            owner = rows.gather(column_ops.known(owner))
+            starts = self._tree["start"]
+            inside = starts.gather(column_ops.known(own.gather(pending))) > starts.gather(owner)
+            takes = (owner.is_not_null() & ~inside.fill_null(False)).arg_true()
+            decided = pending.gather(takes)
+            own = own.scatter(decided, guessed(owner, several).gather(takes))
+            undecided = undecided.scatter(decided, False)
+        return own
+
+
+def _lie_in_layers(forest: Forest) -> pl.Series:
+    """Return which nodes are a layer or a phase, or lie inside one (Boolean)."""
+    labels = forest.labels
+    keys = set(labels["key"].filter(labels["layered"] | labels["phase"].is_in(LAYER_PHASES)))
+    inside: list[bool] = []
+    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
+        inside.append(key in keys or (parent != column_ops.NONE and inside[parent]))
+    return pl.Series("inside", inside, pl.Boolean)
+
+
+def _groups(forest: Forest) -> Iterator[tuple[int, pl.Series, pl.DataFrame]]:
+    """Yield code of the process, rows in the tree and ranges, for annot's ranges and then for other domains."""
+    shared = forest.tree.select("thread", "start", "end", "parent", "label").with_row_index("row")
+    shared = shared.slice(forest.thread_range_count)
+    ours = (forest.labels["domain"] == DOMAIN).gather(shared["label"]).alias("ours")
+    process = forest.threads.table["process_code"].gather(shared["thread"]).alias("process")
+    ranges = shared.with_columns(process, ours).sort("process", ~pl.col("ours"), maintain_order=True)
+    for (code, _), group in ranges.partition_by("process", "ours", as_dict=True, maintain_order=True).items():
+        rows = group["row"].cast(pl.Int32)
+        parent = column_ops.codes(group["parent"].cast(pl.Int64), rows.cast(pl.Int64))
+        yield code, rows, group.select("thread", "start", "end", parent.alias("parent"))
+
+
+class Innermost:
+    """The innermost ranges of one process at every moment.
+
+    The ranges have thread (Int32), start, end (Int64, inclusive) and parent (row in this table, -1 at the top) in order
+    of start. A parent comes before its children.
+    """
+
+    def __init__(self, ranges: pl.DataFrame) -> None:
+        self._starts, self._ends = ranges["start"], ranges["end"].sort()
+        self._threads = ranges["thread"].unique(maintain_order=True).cast(pl.Int64)
+        thread = column_ops.codes(ranges["thread"].cast(pl.Int64), self._threads)
+        parent = ranges["parent"].cast(pl.Int32)
+        self._count, changes = process_column_ops.innermost(ranges["start"], ranges["end"], thread, parent)
+        self._changes = changes.sort("moment", maintain_order=True)
+
+    def at(self, thread: pl.Series, instant: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return the range (row, Int32, or -1) of each call, and whether several ranges were innermost (Boolean)."""
+        moment = self._starts.search_sorted(instant, "right").cast(pl.Int64)
+        moment += self._ends.search_sorted(instant, "left").cast(pl.Int64)
+        calls = pl.DataFrame({"thread": column_ops.codes(thread.cast(pl.Int64), self._threads), "moment": moment})
+        calls = calls.with_row_index("call").sort("moment")
+        own = self._joined(calls)
+        last = self._joined(calls.with_columns(thread=pl.lit(process_column_ops.ANY, pl.Int32)))
+        row = pl.select(pl.when(own != column_ops.NONE).then(own).otherwise(last)).to_series()
+        return row.gather(calls["call"].arg_sort()).alias("range"), (self._count.gather(moment) > 1).alias("several")
+
+    def _joined(self, calls: pl.DataFrame) -> pl.Series:
+        joined = calls.join_asof(self._changes, on="moment", by="thread", strategy="backward", check_sortedness=False)
+        return joined["range"].fill_null(column_ops.NONE)
 
 
 class Launches:

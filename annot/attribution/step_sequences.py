@@ -1,18 +1,283 @@
-"""Steps of processes without batch ranges: the patterns of ranges that repeat on their threads."""
+"""Steps of processes without batch ranges, from what repeats on their threads.
+
+A step is a range with a usual name, a repetition of a pattern of ranges, or, where the ranges of the steps differ, what
+ends with a range of an optimizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 import polars as pl
 
 from annot.attribution import column_ops
+from annot.attribution.ingest import BATCH
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_optimizers import is_update, optimizer_steps, optimizers_of
-from annot.attribution.step_patterns import Repetition, largest_repetitions
 
-__all__ = ["repetition"]
+__all__ = [
+    "NAMES",
+    "PHASES",
+    "Repetition",
+    "is_update",
+    "largest_repetitions",
+    "optimizer_steps",
+    "optimizers_of",
+    "phase_ranges",
+    "repetition",
+]
+
+NAMES: Final = (
+    r"(?i)^(?:(?:.*[^a-z])?(?:step|iter|iteration|batch|train)[\s#:=_-]*(\d{1,18})|(?:step|iteration|batch))$"
+)
+"""Usual names of steps: ``step 12``, ``training_step_3``, ``train#7``, ``batch``."""
+
+_LEAST: Final = 3  # minimum number of repetitions of a pattern in a row
+_ANCHORS: Final = 64
+_PERIODS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A pattern of consecutive elements of a sequence, and where it occurs.
+
+    Args:
+        starts: the first element of each occurrence.
+        ends: the element after each occurrence.
+        period: number of elements of the pattern. The first occurrence of a sequence may lack the leading waits for
+            data, which a recording that begins in the loop does not contain.
+    """
+
+    starts: list[int]
+    ends: list[int]
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A pattern that repeats at once, and how often it occurs in the whole sequence."""
+
+    first: int
+    period: int
+    count: int
+
+    def covered(self, weights: list[int]) -> int:
+        """Return the weight that all occurrences cover, given the running sums of the weights of the elements."""
+        return self.count * (weights[self.first + self.period] - weights[self.first])
+
+
+def largest_repetitions(codes: Sequence[int], phases: Sequence[str]) -> Iterator[Repetition]:
+    """Yield the patterns that cover most of a sequence, and where they occur, shortest pattern first.
+
+    A pattern repeats three times in a row at least once. An epoch of a few batches repeats as well, so the patterns
+    that cover most optimizer ranges come first, then those with most ranges besides waits for data, then those with
+    most ranges. A pattern starts with a wait for data if it has one.
+    """
+    text = _as_text(codes)
+    candidates = [candidate for period in _periods(codes) if (candidate := _candidate(text, codes, period)) is not None]
+    for weights in _weights(phases):
+        most = max((candidate.covered(weights) for candidate in candidates), default=0)
+        yield from (
+            _occurrences(text, phases, candidate)
+            for candidate in candidates
+            if most and candidate.covered(weights) == most
+        )
+
+
+def _as_text(codes: Sequence[int]) -> str:
+    """Return a text with a character per code, which `str.find` and `str.count` search fast. Rare codes share one."""
+    usual = {code: rank for rank, (code, _) in enumerate(Counter(codes).most_common(sys.maxunicode))}
+    return "".join(chr(usual.get(code, sys.maxunicode)) for code in codes)
+
+
+def _candidate(text: str, codes: Sequence[int], period: int) -> _Candidate | None:
+    first, times = _longest_run(pl.Series("code", codes, pl.Int64), period)
+    return _Candidate(first, period, text.count(text[first : first + period])) if times >= _LEAST else None
+
+
+def _weights(phases: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the running sums of the weights of the elements, most telling weights first."""
+    for counted in (lambda phase: phase == "optimizer", lambda phase: phase != "data", lambda _: True):
+        yield [0, *accumulate(map(counted, phases))]
+
+
+def _occurrences(text: str, phases: Sequence[str], candidate: _Candidate) -> Repetition:
+    first = candidate.first + _beginning(phases[candidate.first : candidate.first + candidate.period])
+    pattern, starts, ends = text[first : first + candidate.period], list[int](), list[int]()
+    waits = next((place for place in range(candidate.period) if phases[first + place] != "data"), 0)
+    if text.startswith(pattern[waits:]):
+        starts, ends = [0], [candidate.period - waits]
+    position = text.find(pattern, *ends)
+    while position >= 0:
+        starts.append(position)
+        ends.append(position + candidate.period)
+        position = text.find(pattern, ends[-1])
+    return Repetition(starts, ends, candidate.period)
+
+
+def _beginning(phases: Sequence[str]) -> int:
+    """Return the element of a pattern with which a step begins: a wait for data, or what follows the optimizer.
+
+    A recording that begins in the middle of a step repeats from there. A step does not begin with a backward pass, nor
+    with the optimizer right after it.
+    """
+    if "data" in phases:
+        return phases.index("data")
+    if phases[0] == "backward" or (phases[0], phases[-1]) == ("optimizer", "backward"):
+        after = (place for place in range(1, len(phases)) if phases[place - 1] == "optimizer")
+        return next((place for place in after if phases[place] not in ("optimizer", "backward")), 0)
+    return 0
+
+
+def _periods(codes: Sequence[int]) -> list[int]:
+    """Return candidate periods: the distances between equal rare elements, since a pattern repeats each of them."""
+    counts = Counter(codes)
+    rare = sorted((code for code, count in counts.items() if count >= _LEAST), key=lambda code: counts[code])
+    anchors, last, gaps = set(rare[:_ANCHORS]), dict[int, int](), Counter[int]()
+    for position, code in enumerate(codes):
+        if code in anchors:
+            if code in last:
+                gaps[position - last[code]] += 1
+            last[code] = position
+    return sorted(gap for gap, _ in gaps.most_common(_PERIODS))
+
+
+def _longest_run(codes: pl.Series, period: int) -> tuple[int, int]:
+    """Return start and number of repetitions of the longest part in which each element equals the one a period on."""
+    changes = (codes.head(codes.len() - period) != codes.slice(period)).arg_true().cast(pl.Int64)
+    stops = pl.concat([changes, pl.Series("code", [codes.len() - period], pl.Int64)])
+    starts = stops.shift(1, fill_value=-1) + 1
+    times = (stops - starts) // period + 1
+    longest = (times == times.max()).arg_true()[0]
+    return starts[longest], times[longest]
+
+
+PHASES: Final = ("forward", "backward", "optimizer")
+
+
+def phase_ranges(forest: Forest) -> pl.DataFrame:
+    """Return process_code, thread, phase, start, end, label, host_ns of the outermost ranges of each phase.
+
+    The phases are `PHASES` and data. A wait for data counts inside another phase as well.
+    """
+    nodes, path, parent = forest.layers_of_nodes(), column_ops.known(forest.tree["path"]), forest.tree["parent"]
+    of_layers = (nodes["phase"].is_in(PHASES) & (nodes["layer"] != BATCH)).gather(path).fill_null(False)
+    waits = (nodes["phase"] == "data").gather(path).fill_null(False)
+    outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
+    rows = outermost.arg_true()  # columns of texts of all ranges would take much memory
+    columns = ["thread", "start", "end", "label"]
+    tree = forest.tree.select(columns)[rows].with_columns(nodes["phase"].gather(path.gather(rows)))
+    phase = forest.labels["phase"].gather(forest.crossing["label"])
+    every = pl.concat([tree, forest.crossing.select(*columns, phase)])
+    every = every.filter(pl.col("phase").is_in([*PHASES, "data"]))
+    process = forest.threads.table["process_code"].gather(every["thread"])
+    return every.select(process, "thread", "phase", "start", "end", "label", host_ns=pl.col("end") - pl.col("start"))
+
+
+_BESIDE_UPDATES: Final = r"(?i)zero_?grad|lr_?scheduler|clip_grad|^(?:unscale_|update) GradScaler"
+"""Texts of ranges of the phase optimizer that update no parameter. A loop may call them once per epoch."""
+
+_SPANS: Final[dict[str, type[pl.DataType]]] = {
+    "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive ranges of one phase in a process."""
+
+    phase: str
+    thread: int
+    start: int
+    end: int
+    last: int
+    """Start of the last range."""
+    labels: tuple[int, ...]
+    """Labels of the ranges that update parameters."""
+
+
+def is_update(labels: pl.DataFrame) -> pl.Series:
+    """Return which labels (rows of `Forest.labels`) are those of an optimizer that updates parameters (Boolean)."""
+    return (labels["phase"] == "optimizer") & ~labels["text"].str.contains(_BESIDE_UPDATES).fill_null(False)
+
+
+def optimizers_of(forest: Forest) -> pl.DataFrame:
+    """Return process_code, thread and start of the ranges in which an optimizer updates parameters."""
+    every = forest.every_range()
+    every = every.filter(is_update(forest.labels).gather(every["label"]))
+    return every.select(forest.threads.table["process_code"].gather(every["thread"]), "thread", "start")
+
+
+def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
+    """Return a row per step of a process (code) that ends with ranges of an optimizer: thread, start, end, number.
+
+    A step starts with the wait for data before its first backward pass: a validation may come before. Optimizers that
+    alternate, as those of a generator and a discriminator, make one step together. The number is null.
+    """
+    ranges = phase_ranges(forest).filter(pl.col("process_code") == process)
+    segments = _segments(_runs(ranges.with_columns(update=is_update(forest.labels).gather(ranges["label"]))))
+    codes: dict[tuple[int, ...], int] = {}
+    numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
+    repetition = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
+    rows = []
+    following = [*repetition.starts[1:], None] if repetition else []
+    for first, after, next_first in (
+        zip(repetition.starts, repetition.ends, following, strict=True) if repetition else ()
+    ):
+        begin, end = _first_run(segments[first]), segments[after - 1][-1].end
+        goes_on = next_first == after and _begins_at_once(segments[after])
+        rows.append((begin.thread, begin.last if begin.phase == "data" else begin.start, end, goes_on))
+    steps = pl.DataFrame(rows, _SPANS, orient="row")
+    until = pl.when("goes_on").then(pl.col("start").shift(-1)).otherwise("end")
+    return steps.select("thread", "start", until.alias("end"), number=pl.lit(None, pl.Int64))
+
+
+def _runs(rows: pl.DataFrame) -> list[_Run]:
+    """Return the runs of a process, without the data ranges that overlap a layer or an optimizer."""
+    rows = rows.sort("start", maintain_order=True)
+    busy_until = pl.when(pl.col("phase") != "data").then("end").cum_max().forward_fill()
+    rows = rows.filter((pl.col("phase") != "data") | (busy_until <= pl.col("start")).fill_null(True))
+    rows = rows.with_columns(run=pl.col("phase").rle_id())
+    first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
+    labels = pl.col("label").filter("update").alias("labels")
+    runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
+    return [_Run(**row | {"labels": tuple(row["labels"])}) for row in runs.iter_rows(named=True)]
+
+
+def _segments(runs: list[_Run]) -> list[list[_Run]]:
+    """Return the runs up to each optimizer, as far as they contain a forward and a backward pass.
+
+    Either may have no ranges in the whole process. An optimizer range before the backward pass, such as zero_grad, is
+    not the end.
+    """
+    runs = runs[1:] if runs and runs[0].phase == "optimizer" else runs
+    needed = {run.phase for run in runs} & {"forward", "backward"}
+    segments, current = list[list[_Run]](), list[_Run]()
+    for run, after in zip(runs, [*runs[1:], None], strict=False):
+        current.append(run)
+        ends = run.phase == "optimizer" and (after is None or after.phase != "backward")
+        if ends and needed and any(other.phase in needed for other in current):
+            if needed <= {other.phase for other in current}:
+                segments.append(current)
+            current = []
+    return segments
+
+
+def _first_run(segment: list[_Run]) -> _Run:
+    phases = [run.phase for run in segment]
+    before = phases.index("backward") if "backward" in phases else len(phases)
+    waits = [run for run in segment[:before] if run.phase == "data"]
+    return waits[-1] if waits else segment[0]
+
+
+def _begins_at_once(segment: list[_Run]) -> bool:
+    """Return whether a step begins with the first range of its segment, rather than after other waits or layers."""
+    return _first_run(segment) is segment[0] and (segment[0].phase != "data" or segment[0].start == segment[0].last)
+
 
 _LEVELS: Final = 16
 _THREADS: Final = 32

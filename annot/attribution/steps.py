@@ -1,4 +1,7 @@
-"""Steps of a run: their numbers, starts and ends."""
+"""Steps of a run: their numbers, starts and ends, and the time of ranges outside the selected ones.
+
+The worker processes of a DataLoader, which fetch batches beside the process that trains, have no steps.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,51 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.data_workers import worker_processes
-from annot.attribution.parsed_labels import BATCH, EPOCH
+from annot.attribution.column_ops import NONE
+from annot.attribution.ingest import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_optimizers import is_update
-from annot.attribution.step_patterns import NAMES
-from annot.attribution.step_sequences import repetition
+from annot.attribution.step_sequences import NAMES, is_update, repetition
 from annot.labels.plain_names import WARM_UP
 from annot.labels.serving import serving_step
+from annot.labels.tag import WORKER
 
-__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "steady_steps", "step_slice", "without_steps"]
+__all__ = [
+    "SIZES",
+    "Steps",
+    "fetches",
+    "find_steps",
+    "of_main_kind",
+    "steady_steps",
+    "step_slice",
+    "time_in",
+    "time_outside_steps",
+    "without_steps",
+    "worker_processes",
+]
+
+_OF_TRAINING = ("forward", "backward", "optimizer")
+
+
+def fetches(labels: pl.DataFrame) -> pl.Series:
+    """Return which labels (rows of `Forest.labels`) are those of a fetch in a worker process (Boolean)."""
+    return (labels["phase"] == "data") & (labels["module"] == WORKER)
+
+
+def worker_processes(forest: Forest) -> pl.Series:
+    """Return the codes (Int32) of the processes that only load data.
+
+    Such a process fetches batches, and has no range of forward, backward or optimizer outside these fetches.
+    """
+    fetched = fetches(forest.labels).alias("fetches")
+    if not fetched.any():
+        return pl.Series("process_code", [], pl.Int32)
+    top = forest.tree.filter(pl.col("parent") == NONE)
+    process = forest.threads.table["process_code"].gather(top["thread"])
+    trains = forest.labels["phase"].is_in(_OF_TRAINING).alias("trains")
+    processes = pl.DataFrame([process, fetched.gather(top["label"]), trains.gather(top["label"])])
+    processes = processes.group_by("process_code").agg(pl.col("fetches", "trains").any())
+    return processes.filter(pl.col("fetches") & ~pl.col("trains"))["process_code"]
+
 
 _TABLE: Final[dict[str, type[pl.DataType]]] = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
@@ -384,3 +422,45 @@ def _warmup(table: pl.DataFrame) -> pl.Series:
         first = is_steady.index(True) if any(is_steady) else len(lengths)
         warmup += [row < first or warm for row, warm in enumerate(named)]
     return pl.Series("warmup", warmup, pl.Boolean)
+
+
+def time_outside_steps(forest: Forest, steps: Steps) -> pl.DataFrame:
+    """Return row (in the tree) and outside_ns of the ranges that last longer than the selected steps.
+
+    The ranges start in selected steps. A range around several steps, such as one named after an epoch, also contains
+    the time between them.
+    """
+    none = pl.DataFrame(schema={"row": pl.Int32, "outside_ns": pl.Int64})
+    if steps.choice is None or steps.table.is_empty():
+        return none
+    spans = steps.table if steps.spans is None else steps.spans
+    spans = spans.filter(steps.selected(spans["step"])).sort("start")
+    length = pl.col("end") - pl.col("start")
+    spans = spans.select("process", "start", length=length, until=length.cum_sum().over("process"))
+    rows = pl.int_range(forest.tree.height, dtype=pl.Int32, eager=True)
+    top = _time_outside(forest, rows.filter(forest.tree["parent"] == column_ops.NONE), spans)
+    # What lies inside a range that a step contains lies in the step.
+    return none if top.is_empty() else _time_outside(forest, rows, spans)
+
+
+def _time_outside(forest: Forest, rows: pl.Series, spans: pl.DataFrame) -> pl.DataFrame:
+    ranges = forest.tree.select("thread", "start", "end")[rows]
+    process = forest.threads.table["process_code"].gather(ranges["thread"]).alias("process")
+    inside = time_in(spans, process, ranges["end"]) - time_in(spans, process, ranges["start"])
+    outside = pl.DataFrame({"row": rows, "outside_ns": ranges["end"] - ranges["start"] - inside})
+    return outside.filter(pl.col("outside_ns") > 0)
+
+
+def time_in(spans: pl.DataFrame, process: pl.Series, instants: pl.Series) -> pl.Series:
+    """Return the time (ns) in spans of the process before each instant.
+
+    Args:
+        spans: process (code), start, length and until (running sum of the lengths of the process), by start.
+        process: code of the process of each instant.
+        instants: times (ns).
+    """
+    begins = spans.select("process", "length", "until", at="start", begin="start")
+    calls = pl.DataFrame({"process": process, "at": instants}).with_row_index().sort("at")
+    last = calls.join_asof(begins, on="at", by="process", check_sortedness=False).sort("index")
+    time = pl.col("until") - pl.col("length") + pl.min_horizontal(pl.col("at") - pl.col("begin"), "length")
+    return last.select(time.fill_null(0).alias("ns")).to_series()

@@ -1,4 +1,6 @@
-"""Totals of a run, and notes about data that could not be read or matched.
+"""Totals of a run, its table of steps, and notes about data that could not be read or matched.
+
+Steps start and end on the CPU, or on a GPU that is behind the CPU.
 
 The summary of `summarize` has these keys:
 
@@ -37,18 +39,142 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution.attribute import Attribution
+from annot.attribution import column_ops
+from annot.attribution.attribute import Attribution, known, process_spans, without_unknown
 from annot.attribution.column_ops import NONE
-from annot.attribution.data_workers import fetches, worker_processes
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
-from annot.attribution.host_times import known
-from annot.attribution.outside_ranges import process_spans
-from annot.attribution.step_spans import step_spans
-from annot.attribution.step_table import by_step, step_statistics
-from annot.attribution.steps import Steps
+from annot.attribution.range_trees import Forest
+from annot.attribution.step_sequences import PHASES, phase_ranges
+from annot.attribution.steps import SIZES, Steps, fetches, of_main_kind, steady_steps, worker_processes
 from annot.labels.plain_names import WARM_UP
+from annot.util.weak_keys import once_for_each
 
-__all__ = ["summarize"]
+__all__ = ["by_step", "step_spans", "step_statistics", "summarize"]
+
+_BEHIND: Final = 1.1
+"""Ratio of the time between the ends of steps on the GPU to that on the CPU from which the GPU counts as behind."""
+
+
+@once_for_each
+def step_spans(attribution: Attribution) -> pl.DataFrame:
+    """Return process_code, step, start, end (ns), behind (Boolean): a row per step, and per wait for data before it.
+
+    The CPU launches the kernels of a step and goes on. If nothing in the loop waits for the GPU, as in a short profile,
+    the range of a step ends long before its kernels. The GPU is then behind the CPU: a step starts when the GPU has
+    finished the steps before it, the first one with its first kernel, because earlier steps are not in the profile. It
+    ends when the GPU has finished its kernels and copies. Otherwise start and end are those of the range.
+
+    The rows of a process do not overlap. A step takes the sum of its rows.
+    """
+    table = attribution.steps.table.select("step", "start", "end", process_code="process")
+    if not known(attribution.meta):
+        return table.with_columns(behind=pl.lit(value=False))
+    table = _add_gpu_times(table, attribution)
+    behind = pl.col("behind")
+    start, end = pl.when(behind).then("begin").otherwise("start"), pl.when(behind).then("until").otherwise("end")
+    spans = table.select("process_code", "step", start.alias("start"), end.alias("end"), "behind", ready="start")
+    return pl.concat([spans.drop("ready"), _waits(attribution.steps, attribution.whole, spans)]).sort(
+        "process_code", "start"
+    )
+
+
+def _add_gpu_times(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Add begin and until, the time of each step on a GPU that is behind, and behind."""
+    steady = attribution.steps.steady().select("step", process_code="process", steady=pl.lit(value=True))
+    for values in (attribution.step_work.select("process_code", "step", "first_ns", "last_ns"), steady):
+        table = table.join(values, on=["process_code", "step"], how="left")
+    table = table.sort("process_code", "start")
+    finished = pl.col("last_ns").cum_max().forward_fill().over("process_code").alias("finished")
+    table = table.with_columns(finished, first=pl.int_range(pl.len()).over("process_code") == 0)
+    free = pl.when("first").then("first_ns").otherwise(pl.col("finished").shift(1).over("process_code"))
+    table = table.with_columns(begin=pl.max_horizontal("start", free), until=pl.max_horizontal("end", "finished"))
+    compared = pl.col("steady") & (~pl.col("first") | (pl.col("steady").sum() == 1))
+    since = pl.coalesce(pl.col("end").shift(1).over("process_code"), "start")
+    table = table.with_columns(on_gpu=pl.col("until") - pl.col("begin"), on_cpu=pl.col("end") - since)
+    on_gpu, on_cpu = (pl.col(name).filter(compared).sum().over("process_code") for name in ("on_gpu", "on_cpu"))
+    return table.with_columns(behind=on_gpu > _BEHIND * on_cpu)
+
+
+def _waits(steps: Steps, forest: Forest, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the waits for data before each step, as in `Steps.with_waits`, without overlaps."""
+    every = forest.every_range()
+    every = every.filter((forest.labels["phase"] == "data").gather(every["label"])).drop_nulls(["start", "end"])
+    process = forest.threads.table["process_code"].gather(every["thread"]).alias("process_code")
+    step = steps.with_waits(forest).at(process, every["start"]).alias("step")
+    free = pl.col("end").shift(1).over("process_code").alias("free")
+    gaps = spans.select("process_code", "step", "behind", "ready", free)
+    waits = every.select(process, step, "start", end="end").join(gaps, on=["process_code", "step"])
+    waits = waits.with_columns(pl.min_horizontal("end", "ready")).sort("process_code", "start")
+    earlier = pl.col("end").cum_max().shift(1).over("process_code")
+    waits = waits.with_columns(pl.max_horizontal("start", "free", earlier).alias("start"))
+    return waits.select("process_code", "step", "start", "end", "behind").filter(pl.col("start") < pl.col("end"))
+
+
+@once_for_each
+def by_step(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per selected step, in order of time.
+
+    A range or launch on any thread of the process belongs to the step in which it starts.
+
+    Returns:
+        process, step (from 0, per process), batch (number in the epoch, null if unknown), kind, requests, tokens and
+        context of a step of a serving engine (null: unknown), warmup (one of the first steps that take longer than the
+        later ones), start_ns, host_ns, step_ns (time of the step with the wait for data before it, see
+        `annot.attribution.summary`), data_ns (the wait for data since the previous step), forward_ns,
+        backward_ns, optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step) and kernels.
+    """
+    steps = attribution.steps
+    table = steps.chosen()
+    processes = attribution.forest.threads.table.select("process", "process_code").unique()
+    rows = table.rename({"process": "process_code"}).join(processes, on="process_code", how="left")
+    rows = rows.with_columns(start_ns=pl.col("start"), host_ns=pl.col("end") - pl.col("start")).sort("start")
+    ranges = phase_ranges(attribution.whole)
+    sums = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in PHASES}
+    placed = ranges.with_columns(steps.at(ranges["process_code"], ranges["start"]))
+    phases = placed.filter(pl.col("step") != column_ops.NONE).group_by("process_code", "step").agg(**sums)
+    length = pl.col("end") - pl.col("start")
+    lengths = step_spans(attribution).group_by("process_code", "step").agg(step_ns=length.sum())
+    for values in (phases, _data_times(ranges, steps), attribution.step_work, lengths):
+        rows = rows.join(values, on=["process_code", "step"], how="left", maintain_order="left")
+    counted = ["data_ns", *(f"{phase}_ns" for phase in PHASES), "gpu_ns", "kernels"]
+    times = ("start_ns", "host_ns", "step_ns")
+    columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", *times, *counted]
+    rows = rows.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
+    return without_unknown(rows, attribution.meta)
+
+
+def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
+    """Return statistics of the duration of the steps that `annot.attribution.steps.steady_steps` returns.
+
+    Args:
+        steps: the result of `by_step`.
+
+    Returns:
+        mean, median, min, max, iqr (interquartile range) in ns, and warmup (number of others of their kind). None: no
+        steps.
+    """
+    if steps.is_empty():
+        return None
+    steady = steady_steps(steps)
+    lengths = steady["step_ns"].sort().to_list()
+    number = len(lengths)
+    first, third = lengths[number // 4], lengths[3 * number // 4]
+    median = (lengths[(number - 1) // 2] + lengths[number // 2]) // 2
+    return {
+        "mean": round(sum(lengths) / number), "median": median, "min": lengths[0], "max": lengths[-1],
+        "iqr": third - first, "warmup": of_main_kind(steps).height - steady.height,
+    }  # fmt: skip
+
+
+def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
+    """Return data_ns of the steps. A wait for data belongs to the step in which it starts, or else to the next step."""
+    waits = ranges.filter(pl.col("phase") == "data")
+    waits = waits.with_columns(steps.at(waits["process_code"], waits["start"]).alias("inside")).sort("end")
+    spans = steps.table.select("step", process_code="process", end="start").sort("end")
+    assigned = waits.join_asof(spans, on="end", by="process_code", strategy="forward", check_sortedness=False)
+    assigned = assigned.with_columns(step=pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step"))
+    return assigned.drop_nulls("step").group_by("process_code", "step").agg(pl.col("host_ns").sum().alias("data_ns"))
+
 
 _MOST_NAMED: Final = 8
 
@@ -60,7 +186,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         attribution: the attribution of the run.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> summarize(attribute(Profile.build({})))["ranges"]
         0

@@ -27,7 +27,7 @@ from annot.errors import AnnotError
 from annot.util.whole_files import write_file
 
 if TYPE_CHECKING:
-    from annot.analyze.calibrations import Calibration
+    from annot.analyze.peaks import Calibration
     from annot.torch.measured_peaks import Measurement
 
 __all__ = ["add_arguments", "run"]
@@ -78,7 +78,7 @@ def _threads(text: str) -> int:
 
 
 def _file_of(device: str) -> Path:
-    from annot.analyze.calibrations import file_of
+    from annot.analyze.peaks import file_of
     from annot.torch.measured_peaks import device_name
 
     try:
@@ -118,7 +118,7 @@ def _alone_in(folder: Path, *, make: bool) -> Iterator[None]:
 def _calibration(device: str) -> Calibration:
     from importlib.metadata import version
 
-    from annot.analyze.calibrations import Calibration
+    from annot.analyze.peaks import Calibration
     from annot.torch.measured_peaks import measure_peaks
 
     output.say(f"measuring {device} for a few seconds")

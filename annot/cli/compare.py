@@ -27,7 +27,7 @@ from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.compare import Folds
-    from annot.attribution import Attribution
+    from annot.attribution.attribute import Attribution
 
 __all__ = ["add_arguments", "run"]
 
@@ -147,7 +147,7 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
-    from annot.attribution.line_tree import by_line
+    from annot.attribution.layer_tables import by_line
     from annot.report.folds import with_groups
 
     folds: list[Folds] = []

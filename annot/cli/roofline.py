@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from annot.cli import output
 
 if TYPE_CHECKING:
-    from annot.analyze.roofs import Peaks
-    from annot.attribution import Attribution
+    from annot.analyze.peaks import Peaks
+    from annot.attribution.attribute import Attribution
 
 __all__ = ["add_arguments", "run"]
 
@@ -86,8 +86,8 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks:
-    from annot.analyze.peak_sources import default_peaks
-    from annot.analyze.roofs import given_peaks
+    from annot.analyze.hardware_counters import default_peaks
+    from annot.analyze.peaks import given_peaks
 
     if args.peak_flops is not None:
         return given_peaks(args.peak_flops, args.peak_bandwidth)

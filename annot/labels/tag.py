@@ -77,7 +77,7 @@ MODEL: Final = "(model)"
 AROUND: Final = "inside"
 """Argument of a kernel of a compiled graph: for each layer around it the number of names in its path, and its class.
 
-Empty for a fused kernel that only the model contains. `annot.attribution.compiled_layers` reads it.
+Empty for a fused kernel that only the model contains. `annot.attribution.range_trees` reads it.
 """
 
 COLORS: Final = {

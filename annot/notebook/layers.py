@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from annot.attribution import by_layer
+from annot.attribution.layer_tables import by_layer
 from annot.profile import Source
 from annot.runs.run import Run
 from annot.runs.selection import Selection

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import Attribution
-from annot.attribution.line_tree import by_line
+from annot.attribution.attribute import Attribution
+from annot.attribution.layer_tables import by_line
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Column, Formatted, combined
@@ -73,7 +73,7 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
     Args:
         rows: rows by layer, module and phase, or those of `tree`, which also get ``shown``: the number of the line in
             the table with folds.
-        tree: the result of `annot.attribution.line_tree.by_line`.
+        tree: the result of `annot.attribution.layer_tables.by_line`.
         expand: paths of layers that stay out of folds, with all layers inside; ``""``: all layers.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from annot.attribution.line_tree import LAYER_PHASES
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels import layer_path
 from annot.report.columns import Formatted
 from annot.report.folds import shown_lines

@@ -1,4 +1,4 @@
-"""The lines of the layer table: `annot.attribution.line_tree` says which line is inside which."""
+"""The lines of the layer table: `annot.attribution.layer_tables` says which line is inside which."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_chains import KEY, Key
-from annot.attribution.line_tree import LAYER_PHASES
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import LAYER_PHASES
+from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Formatted, combined
@@ -83,7 +83,7 @@ def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[L
     """Return the lines of all rows but the unattributed time, depth first; siblings keep the order of the rows.
 
     Args:
-        rows: rows of `annot.attribution.line_tree.by_line`.
+        rows: rows of `annot.attribution.layer_tables.by_line`.
         every: all rows, for `rows` that lack some: each line is inside the nearest line that is there.
     """
     lines = _lines(rows.filter(pl.col("layer") != UNATTRIBUTED))
@@ -143,7 +143,7 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
 
 
 def lines_at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
-    """Return rows of `annot.attribution.line_tree.by_line` in which each line below a level is part of a line there.
+    """Return rows of `annot.attribution.layer_tables.by_line` in which each line below a level is part of a line there.
 
     Args:
         rows: the rows.
@@ -179,7 +179,7 @@ def at_depth(rows: pl.DataFrame, depth: int, lines: pl.DataFrame) -> pl.DataFram
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
         depth: number of levels to keep below the outermost layers; 0 keeps these only.
-        lines: result of `annot.attribution.line_tree.by_line` for the profile of the rows.
+        lines: result of `annot.attribution.layer_tables.by_line` for the profile of the rows.
     """
     owners = _named_owners(lines, depth)
     names = [owners.get(key, key) for key in rows.select(KEY).iter_rows()]

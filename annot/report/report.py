@@ -32,7 +32,7 @@ class Report:
         rows: the rows; sums are per step if `meta` has ``per_step``.
         meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
             looked for advice) and per_step (number of steps of the mean).
-        shares: share of each part of the step time by its name (`annot.analyze.part_names`); empty: not computed.
+        shares: share of each part of the step time by its name (`annot.analyze.cpu_parts`); empty: not computed.
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports by kernel that a terminal prints if no GPU time is in layers. They replace the table of a
             profile without ranges.

@@ -6,9 +6,9 @@ from typing import Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED
-from annot.attribution.line_tree import LAYER_PHASES
-from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.ingest import BATCH, DATA, EPOCH
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import COMPILED
 
 __all__ = ["TITLES", "line_class", "lines_of"]

@@ -14,9 +14,10 @@ from typing import Final, Literal, TypeAlias
 
 import polars as pl
 
-from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
-from annot.attribution.layer_tables import of_modules
-from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.attribute import Attribution
+from annot.attribution.gpu_time import MEMORY_COLUMNS
+from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase, of_modules
+from annot.attribution.summary import by_step
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names
 from annot.util.entry_points import loaded
@@ -105,8 +106,7 @@ def _loader(module: str, function: str) -> Rows:
 
 def _kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_kernel` with kind, library, tensor_cores (null: unknown) and short, from the name."""
-    from annot.analyze.kernel_kinds import with_classes
-    from annot.analyze.kernel_short_names import with_short_names
+    from annot.analyze.kernel_names import with_classes, with_short_names
 
     return with_short_names(with_classes(by_kernel(attribution)), attribution)
 
@@ -134,8 +134,7 @@ def _complete(rows: Rows) -> Rows:
 
 def _work(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_work`, with measured work if the profile has hardware counters."""
-    from annot.analyze.measured_work import with_measured
-    from annot.analyze.work import by_work
+    from annot.analyze.work.layer_work import by_work, with_measured
 
     rows, profile = by_work(attribution), attribution.source
     if isinstance(profile, Profile) and profile.metrics.height:
@@ -152,7 +151,7 @@ def _memory(attribution: Attribution) -> pl.DataFrame:
 
 
 def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
-    from annot.analyze.peak_sources import default_peaks
+    from annot.analyze.hardware_counters import default_peaks
     from annot.analyze.roofline import kernel_roofline
 
     return kernel_roofline(attribution, default_peaks(attribution))
@@ -209,21 +208,21 @@ _ROOFLINE: Final = View(
     ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
      "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
-    _complete(_loader("bottlenecks", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
+    _complete(_loader("roofline", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
 )  # fmt: skip
 _OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
     View(
         "layers", "layer",
         (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
-        _loader("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
+        _loader("work.layer_work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
     ),
     _WORK,
     _ROOFLINE,
     View(
         "layers", "layer",
         ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
-        _complete(_loader("dlprof_reports", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
+        _complete(_loader("tensor_cores", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
         calls=True, gpu=_TENSOR_CORES,
     ),
     View("layers", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer",
@@ -260,7 +259,7 @@ _VIEWS: Final = (
         "modules", "module",
         ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
          "host_ns"),
-        _loader("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
+        _loader("tensor_cores", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
         calls=True, gpu=_TENSOR_CORES,
     ),
     View(
@@ -286,12 +285,12 @@ _VIEWS: Final = (
     View(
         "executions", "kernel",
         ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
-        _loader("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
+        _loader("tensor_cores", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
         end="name", sums=False, calls=True,
     ),
     View(
         "kinds", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
-        _loader("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", label="kind",
+        _loader("kernel_names", "by_class"), heading="GPU time by kind of kernel", label="kind",
         gpu=_KERNELS, calls=True,
     ),
     View(
@@ -301,12 +300,12 @@ _VIEWS: Final = (
         keys=("op", "phase"),
     ),
     View("ops", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
-         _loader("operator_table", "by_op_work"), "work", "Work by operation and shape", label="op",
+         _loader("roofline", "by_op_work"), "work", "Work by operation and shape", label="op",
          end="inputs", empty=_NO_OPERATIONS),
     View("ops", "op",
          ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
           "bytes", "precision"),
-         _loader("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
+         _loader("roofline", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
          end="inputs", empty=_NO_OPERATIONS),
     View(
         "steps", "step",
@@ -321,7 +320,7 @@ _VIEWS: Final = (
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _loader("experts", "by_expert"), heading="Time and imbalance of experts", label="path",
+        _loader("communication", "by_expert"), heading="Time and imbalance of experts", label="path",
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
@@ -331,7 +330,7 @@ _VIEWS: Final = (
          Column("bubble_ns", "Bubble", "ns", "sum"),
          Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
          Column("transfer_ns", "Send/recv", "ns", "sum", 90)),
-        _loader("pipeline_stages", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
+        _loader("communication", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
         empty="No actions of torch.distributed.pipelining were recorded.", keys=("action", "phase"),
     ),
     View(

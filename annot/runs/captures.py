@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from annot.attribution.graph_replays import has_replays, with_captures
+from annot.attribution.graphs import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load

@@ -12,10 +12,10 @@ from typing import Any, Final
 import polars as pl
 
 from annot.analyze.advice import Facts
-from annot.analyze.collectives import collectives_of
-from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
-from annot.analyze.same_run import Program, difference, program_of
-from annot.attribution.layer_chains import KEY
+from annot.analyze.communication import collectives_of
+from annot.analyze.comparable import Program, difference, program_of
+from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
+from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
 from annot.report.report import Order, Report
 from annot.report.terminal.layout import plain_text
@@ -139,7 +139,7 @@ class Ranks(Frames):
 
     @cached_property
     def verdict(self) -> str:
-        """The sentence of `annot.analyze.ranks_verdict`; empty: a profile is large, or times are unknown."""
+        """The sentence of `annot.analyze.verdict`; empty: a profile is large, or times are unknown."""
         return str(self._compared(find_view("phase"), total=False).meta.get("verdict") or "")
 
     def view(
@@ -167,7 +167,7 @@ class Ranks(Frames):
                             error: why its profile cannot be used, or null
                 across      differences of gpu_ns, host_ns, the mean step and collective_ns between ranks, see
                             `annot.runs.skew.spread_of`
-                verdict     the sentence of `annot.analyze.ranks_verdict`; missing if a profile is large
+                verdict     the sentence of `annot.analyze.verdict`; missing if a profile is large
                 notes       notes of all ranks; similar notes are merged
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from annot.attribution.parsed_labels import parse_labels
+from annot.attribution.ingest import parse_labels
 from annot.errors import AnnotError
 from annot.profile import Source
 

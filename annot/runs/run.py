@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
-from annot.analyze.peak_sources import GIVEN, default_peaks
-from annot.attribution import Attribution, attribute, by_layer, summarize
-from annot.attribution.attribute import STEADY
-from annot.attribution.line_tree import by_line
+from annot.analyze.hardware_counters import GIVEN, default_peaks
+from annot.attribution.attribute import STEADY, Attribution, attribute
+from annot.attribution.layer_tables import by_layer, by_line
+from annot.attribution.summary import summarize
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
@@ -307,7 +307,7 @@ class Run(Frames):
 
     def _shares(self) -> dict[str, float]:
         """The share of each part of the step time by its name; empty if the times of the devices are unknown."""
-        from annot.analyze.step_time import part_names
+        from annot.analyze.run_summary import part_names
 
         if not self.facts.is_time_known:
             return {}
@@ -410,7 +410,7 @@ class Run(Frames):
 
 def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
     """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
-    from annot.analyze.peak_sources import default_peaks
+    from annot.analyze.hardware_counters import default_peaks
     from annot.analyze.roofline import layer_roofline
 
     if view.layout != "tree" or advice is None:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from annot.analyze.peak_sources import peaks_from_file
-from annot.analyze.roofs import Peaks
+from annot.analyze.hardware_counters import peaks_from_file
+from annot.analyze.peaks import Peaks
 
 __all__ = ["ALL", "Selection"]
 
@@ -26,7 +26,7 @@ class Selection:
             with ranges is a rank.
         captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
         peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
-            `annot.analyze.peak_sources`.
+            `annot.analyze.hardware_counters`.
 
     Raises:
         AnnotError: the file of the peaks cannot be read.

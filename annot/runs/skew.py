@@ -8,14 +8,22 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.messages import COLLECTIVE
+from annot.analyze.communication import COLLECTIVE
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import inside
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.layer_chains import KEY
+from annot.attribution.nesting import KEY
 from annot.report.views import View
 
-__all__ = ["across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time"]
+__all__ = [
+    "across_ranks",
+    "arrivals",
+    "collective_time",
+    "skew_of",
+    "spread_of",
+    "with_collectives",
+    "work_time",
+]
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.work import layer_work
-from annot.attribution import Attribution, by_layer, by_step
-from annot.attribution.host_times import known
-from annot.attribution.step_table import step_statistics
+from annot.analyze.work.layer_work import layer_work
+from annot.attribution.attribute import Attribution, known
+from annot.attribution.layer_tables import by_layer
 from annot.attribution.steps import of_main_kind, step_slice
+from annot.attribution.summary import by_step, step_statistics
 from annot.errors import AnnotError
 from annot.labels import layer_path
 from annot.runs.run import Run

@@ -62,7 +62,7 @@ class Measurement:
     Args:
         device: name of the GPU, or model of the CPU.
         threads: threads that PyTorch uses on a CPU; None: a GPU.
-        flops: FLOP/s of matrix multiplications by precision, as in `annot.analyze.roofs.Peaks`.
+        flops: FLOP/s of matrix multiplications by precision, as in `annot.analyze.peaks.Peaks`.
         bandwidth: bytes/s of copies, bytes read and bytes written.
         attention: FLOP/s of a forward `scaled_dot_product_attention` by precision.
     """

@@ -10,7 +10,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes", "parse"]
+__all__ = [
+    "BYTES",
+    "DOUBLE",
+    "FLOAT",
+    "INT32",
+    "INT64",
+    "STRING",
+    "UINT64",
+    "Fields",
+    "message_classes",
+    "parse",
+]
 
 # FieldDescriptorProto.Type
 DOUBLE: Final = 1

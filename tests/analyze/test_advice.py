@@ -16,7 +16,7 @@ from sqlite_profile import in_float32, training
 from tables import Rows
 
 from annot.analyze.advice import RULES, Advice, Facts, advise, by_advice, cpu, operators
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.profile import COPIES, LAUNCHES, Profile
 from annot.read.formats import load

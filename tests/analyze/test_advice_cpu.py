@@ -12,7 +12,7 @@ from step_rows import Rows
 
 from annot.analyze.advice import Advice, Facts, advise, cpu
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.profile import Profile
 
 CPU = {"threads": 2, "cores": 2}

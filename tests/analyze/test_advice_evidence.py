@@ -12,9 +12,9 @@ from shared_data import shared, unpacked
 from step_rows import GEMM, Rows
 
 from annot.analyze.advice import Advice, Facts, advise
-from annot.analyze.collectives import collectives_of
+from annot.analyze.communication import collectives_of
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.read.formats import load
 

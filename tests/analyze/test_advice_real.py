@@ -13,10 +13,10 @@ from step_rows import ALL_REDUCE, GEMM, Rows
 
 from annot.analyze.advice import Advice, Facts, advise
 from annot.analyze.advice.kernels import CONVERSIONS
-from annot.analyze.idle import idle_calls
-from annot.analyze.part_names import IDLE
-from annot.analyze.step_time import step_time, step_work
-from annot.attribution import Attribution, attribute
+from annot.analyze.cpu_parts import IDLE
+from annot.analyze.gpu_activities import idle_calls
+from annot.analyze.run_summary import step_time, step_work
+from annot.attribution.attribute import Attribution, attribute
 from annot.read.formats import load
 
 FIRST: dict[str, str | None] = {

@@ -10,9 +10,9 @@ import pytest
 from sqlite_profile import training
 from tables import Rows
 
-from annot.analyze.bottlenecks import by_bottleneck, step_batches
 from annot.analyze.hardware_counters import layer_counters
-from annot.attribution import attribute
+from annot.analyze.roofline import by_bottleneck, step_batches
+from annot.attribution.attribute import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
 

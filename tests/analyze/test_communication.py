@@ -14,12 +14,17 @@ from random_inputs import examples
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, TENSOR, Rows
 
-from annot.analyze.collectives import NOBODY, collectives_of
-from annot.analyze.communication import by_communication
-from annot.analyze.messages import Message, bus_factor, message_of, operations
-from annot.analyze.run_summary import by_summary
-from annot.analyze.step_time import step_time
-from annot.attribution import Attribution, attribute
+from annot.analyze.communication import (
+    NOBODY,
+    Message,
+    bus_factor,
+    by_communication,
+    collectives_of,
+    message_of,
+    operations,
+)
+from annot.analyze.run_summary import by_summary, step_time
+from annot.attribution.attribute import Attribution, attribute
 from annot.profile import Profile
 from annot.read.formats import load
 

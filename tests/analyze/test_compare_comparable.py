@@ -17,7 +17,7 @@ from tables import Rows
 from annot import batches, emit_ranges, record
 from annot.analyze.comparable import comparability
 from annot.analyze.compare import compare, regressions
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.profile import Profile
 

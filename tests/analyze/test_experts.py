@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from step_rows import GEMM, Rows
 
-from annot.analyze.experts import by_expert
-from annot.attribution import attribute
+from annot.analyze.communication import by_expert
+from annot.attribution.attribute import attribute
 from annot.runs.run import Run
 
 _CALL = st.tuples(st.sampled_from(["0.mlp.experts", "1.mlp.local_experts"]), st.integers(0, 11), st.integers(0, 40))

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
+from annot.analyze.comparable import fused_layers
 from annot.analyze.compare import compare, regressions
-from annot.analyze.fused_layers import fused_layers
-from annot.attribution import Attribution
-from annot.attribution.attribute import attribute
+from annot.attribution.attribute import Attribution, attribute
 
 US = 1000
 BLOCK = ("ln", "fc", "act")

@@ -9,7 +9,7 @@ import pytest
 from tables import busy_steps, many_kernels
 
 from annot.analyze.timeline import Timeline, timeline
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 
 
 def _by_cell(found: Timeline, bounds: list[int], lane: int) -> Counter[tuple[int, int, str]]:

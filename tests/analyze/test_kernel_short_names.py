@@ -13,8 +13,8 @@ from random_inputs import examples
 from shared_data import shared, shared_names, unpacked
 from tables import Rows
 
-from annot.analyze.kernel_short_names import short_name, short_names
-from annot.attribution import attribute
+from annot.analyze.kernel_names import short_name, short_names
+from annot.attribution.attribute import attribute
 from annot.read.formats import load
 from annot.report.views import find_view
 

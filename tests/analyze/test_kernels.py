@@ -13,9 +13,9 @@ from random_inputs import examples
 from shared_data import shared, unpacked
 from tables import Rows
 
-from annot.analyze.kernel_kinds import KernelClass, by_class, classify, layer_kernels, layer_names, with_classes
-from annot.analyze.kernel_name_patterns import KINDS
-from annot.attribution import attribute, by_layer
+from annot.analyze.kernel_names import KINDS, KernelClass, by_class, classify, layer_kernels, layer_names, with_classes
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.read.formats import load
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, {}, std::array<char*, 2ul> >(int, {})"

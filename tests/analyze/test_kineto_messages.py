@@ -19,7 +19,8 @@ from random_inputs import examples
 from shared_data import shared
 
 from annot.analyze.communication import by_communication
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.labels import tag
 from annot.read.formats import load
 from annot.read.kineto.messages import message_text

@@ -10,9 +10,9 @@ import pytest
 from shared_data import shared
 from tables import MAIN, Rows
 
-from annot.analyze.measured_work import kernel_flops, layer_flops, padded
-from annot.analyze.work import cost, expected
-from annot.attribution import attribute
+from annot.analyze.work.formulas import cost, expected
+from annot.analyze.work.layer_work import kernel_flops, layer_flops, padded
+from annot.attribution.attribute import attribute
 from annot.labels.tag import parse
 from annot.profile import METRICS, Profile
 from annot.read.formats import load

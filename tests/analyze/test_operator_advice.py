@@ -11,9 +11,9 @@ from operator_traces import A100, H100, NO_NAME, OperatorTrace
 from shared_data import shared
 
 from annot.analyze.advice import Advice, Facts, advise, operators
-from annot.analyze.advice.causes import cause_of
+from annot.analyze.advice.operators import cause_of
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.read.formats import load
 
 TILED = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"

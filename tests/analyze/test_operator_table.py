@@ -10,9 +10,10 @@ from matrices import every_third
 from operator_traces import H100, OperatorTrace
 from shared_data import shared, unpacked
 
-from annot.analyze.operator_table import by_op_roofline, by_op_work
+from annot.analyze.roofline import by_op_roofline, by_op_work
 from annot.analyze.run_summary import by_summary
-from annot.attribution import attribute, by_op, by_phase
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_op, by_phase
 from annot.read.formats import load
 
 REAL = (

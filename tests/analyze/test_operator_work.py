@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from annot import load
-from annot.analyze.bottlenecks import by_bottleneck
-from annot.analyze.work import by_work, layer_work
+from annot.analyze.roofline import by_bottleneck
 from annot.analyze.work.call import Work
+from annot.analyze.work.layer_work import by_work, layer_work
 from annot.analyze.work.operators import operator_work
-from annot.attribution import Attribution, attribute, by_layer
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.layer_tables import by_layer
 from annot.labels.tag import parse
 from annot.read.kineto.operator_calls import OPERATORS
 

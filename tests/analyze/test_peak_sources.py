@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tables import Rows
 
 import annot
-from annot.analyze.calibrations import Calibration, calibration_folder, file_of, read_calibration
-from annot.analyze.peak_sources import default_peaks
+from annot.analyze.hardware_counters import default_peaks
+from annot.analyze.peaks import Calibration, calibration_folder, file_of, read_calibration
 from annot.analyze.roofline import layer_roofline
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.errors import AnnotError
 from annot.profile import Profile
 

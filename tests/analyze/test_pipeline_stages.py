@@ -23,8 +23,8 @@ from step_rows import ALL_REDUCE, GEMM, Rows
 
 import annot
 from annot import load
-from annot.analyze.pipeline_stages import by_stage
-from annot.attribution import Attribution, attribute
+from annot.analyze.communication import by_stage
+from annot.attribution.attribute import Attribution, attribute
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksReport, print_ranks
 from annot.runs.gather import Ranks

@@ -9,9 +9,9 @@ from operator_traces import A100
 from planted_traces import GEMM, NOTHING, PLANTED, Planted
 
 from annot.analyze.advice import Facts, advise
-from annot.analyze.advice.causes import cause_of
+from annot.analyze.advice.operators import cause_of
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.read.formats import load
 from annot.report.terminal.table import saving
 

@@ -11,7 +11,7 @@ from ranked import ALL_REDUCE
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile
 
-from annot.analyze.ranks_verdict import RankTimes, ranks_verdict
+from annot.analyze.verdict import RankTimes, ranks_verdict
 from annot.cli.main import main
 from annot.runs.gather import Ranks
 from annot.runs.selection import Selection

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.compare import compare, regressions
-from annot.analyze.regression_places import Nesting, Times, Tree
-from annot.attribution import Attribution, attribute
+from annot.analyze.compare import Nesting, Times, Tree, compare, regressions
+from annot.attribution.attribute import Attribution, attribute
 
 US = 1000
 

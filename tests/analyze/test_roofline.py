@@ -10,11 +10,10 @@ from shared_data import shared, unpacked
 from tables import Rows
 
 from annot.analyze.gpu_activities import device_idle
-from annot.analyze.hardware_counters import measured_work
-from annot.analyze.peak_sources import default_peaks
+from annot.analyze.hardware_counters import default_peaks, measured_work
+from annot.analyze.peaks import Peaks, device_of_counters, device_row, given_peaks, peaks_of_device, unknown_peaks
 from annot.analyze.roofline import kernel_roofline, layer_roofline
-from annot.analyze.roofs import Peaks, device_of_counters, device_row, given_peaks, peaks_of_device, unknown_peaks
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
 from annot.report.terminal.roofline import roofline_report

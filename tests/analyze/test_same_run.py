@@ -11,8 +11,8 @@ import pytest
 from shared_data import shared, unpacked
 
 import annot
-from annot.analyze.same_run import Program, difference, program_of
-from annot.attribution import attribute
+from annot.analyze.comparable import Program, difference, program_of
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 
 LAYERS = {"embed": 10, "layers.#.mlp": 90}

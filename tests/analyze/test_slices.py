@@ -10,19 +10,20 @@ import polars as pl
 import pytest
 from shared_data import unpacked
 
-from annot.analyze import layer_details, operator_table, step_parts
+from annot.analyze import layer_details, roofline, step_parts
 from annot.analyze.advice import Facts
-from annot.attribution import attribute, sequence_numbers
+from annot.attribution import range_trees
+from annot.attribution.attribute import attribute
 from annot.read.formats import load
 
 layer_work = import_module("annot.analyze.work.layer_work")  # the package has a function of this name
-LIMITS = ((sequence_numbers, "_PART"), (layer_work, "_SLICE"), (layer_details, "_SLICE"), (operator_table, "_SLICE"))
+LIMITS = ((range_trees, "_PART"), (layer_work, "_SLICE"), (layer_details, "_SLICE"), (roofline, "_SLICE"))
 
 
 def results(path: Path) -> list[Any]:
     """Tables of the layers, details and operators of a profile, the shares of its time, and its backward operations."""
     attribution = attribute(load(path))
-    operators = operator_table.operator_table(attribution)
+    operators = roofline.operator_table(attribution)
     tables = [layer_work.by_layer_with_work(attribution), layer_details.by_detail(attribution), operators.rows]
     kernels = operators.kernels.sort("group", "name").rows()
     pairs = sorted(attribution.forest.pairs.items())

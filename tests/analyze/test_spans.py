@@ -12,10 +12,12 @@ from tables import ENGINE, Rows
 
 from annot import load
 from annot.analyze.gpu_activities import activities
-from annot.analyze.layer_spans import SPANS, spans
-from annot.analyze.peak_sources import default_peaks
+from annot.analyze.hardware_counters import default_peaks
+from annot.analyze.layer_details import SPANS, spans
 from annot.analyze.roofline import layer_roofline
-from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_layer
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer
 
 KEY = ["layer", "module", "phase"]
 

@@ -14,14 +14,12 @@ from ranked import ordered_only
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, TENSOR, Rows
 
-from annot.analyze import idle
-from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
-from annot.analyze.overlap import shares
-from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
-from annot.analyze.step_parts import step_inputs
-from annot.analyze.step_time import step_time
-from annot.attribution import attribute
-from annot.attribution.step_spans import step_spans
+from annot.analyze import gpu_activities
+from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS, layers_of_parts
+from annot.analyze.run_summary import step_time
+from annot.analyze.step_parts import shares, step_inputs
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import step_spans
 from annot.read.formats import load
 
 KINDS = {GEMM: "kernels", TENSOR: "tensor_cores", ALL_REDUCE: "collectives", "copy": "copies"}
@@ -310,7 +308,7 @@ GAP = 5
 @pytest.mark.parametrize("seed", every_third(range(60)))
 def test_against_a_count_of_every_nanosecond(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On random profiles, in which gaps of 5 ns are long, the shares are those that counting each nanosecond gives."""
-    monkeypatch.setattr(idle, "DISPATCH_NS", GAP)
+    monkeypatch.setattr(gpu_activities, "DISPATCH_NS", GAP)
     rows = _random(random.Random(seed))
     attribution = attribute(rows.build(), steps=slice(0, None))  # also if most GPU time lies outside them
     table = step_time(attribution)

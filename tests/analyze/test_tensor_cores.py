@@ -10,7 +10,8 @@ from shared_data import shared
 from tables import Rows
 
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
 

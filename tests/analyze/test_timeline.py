@@ -13,8 +13,9 @@ from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.gpu_activities import by_layer_and_step
 from annot.analyze.timeline import timeline
-from annot.analyze.tracks import Lanes, Tracks
-from annot.attribution import attribute, by_layer
+from annot.analyze.trace_events import Lanes, Tracks
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 
 
 def test_steps_of_layers_add_up_as_the_chosen_steps_do() -> None:

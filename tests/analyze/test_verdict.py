@@ -12,10 +12,11 @@ from sqlite_profile import training
 from tables import ENGINE, MAIN, Rows
 
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.part_names import GPU_PARTS
+from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.run_summary import by_summary
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import summarize
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.read.formats import load

@@ -6,8 +6,10 @@ import polars as pl
 import pytest
 from tables import MAIN, Rows
 
-from annot.analyze.work import Work, by_work, expected, layer_work, not_counted
-from annot.attribution import attribute
+from annot.analyze.work.call import Work
+from annot.analyze.work.formulas import expected
+from annot.analyze.work.layer_work import by_work, layer_work, not_counted
+from annot.attribution.attribute import attribute
 from annot.labels.tag import Tag, parse
 from annot.runs.run import Run
 

@@ -17,8 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from annot import emit_ranges, load, record
-from annot.analyze.work import expected, layer_work, not_counted
-from annot.attribution import attribute
+from annot.analyze.work.formulas import expected
+from annot.analyze.work.layer_work import layer_work, not_counted
+from annot.attribution.attribute import attribute
 from annot.labels.tag import Tag, parse
 
 PRODUCTS = "Conv|Linear|Bilinear|LSTM|GRU|RNN|Attention"

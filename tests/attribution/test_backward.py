@@ -10,8 +10,10 @@ from shared_data import shared
 from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
-from annot.attribution import attribute, by_layer, by_op, summarize
-from annot.attribution.sequence_numbers import forward_rows
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer, by_op
+from annot.attribution.range_trees import forward_rows
+from annot.attribution.summary import summarize
 from annot.profile import Profile
 from annot.read.formats import load
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal, assert_series_equal
 from random_inputs import examples
 
-from annot.attribution import busy_time, column_ops, process_column_ops
+from annot.attribution import column_ops, gpu_time, process_column_ops
 from annot.native import tables
 
 native = tables()
@@ -218,7 +218,7 @@ def test_sums(seed: int) -> None:
 
 
 def busy(parent: pl.Series, key: pl.Series, chance: random.Random) -> tuple[Any, ...]:
-    union, found, now = busy_time.Busy(parent, key), [], chance.choice([0, -(2**61)])
+    union, found, now = gpu_time.Busy(parent, key), [], chance.choice([0, -(2**61)])
     for _ in range(3):
         count = chance.choice([0, 1, 25])
         starts = [now := now + chance.choice([0, 1, 5]) for _ in range(count)]
@@ -242,7 +242,7 @@ def test_busy(seed: int) -> None:
 
 def test_busy_says_when_the_starts_do_not_ascend() -> None:
     def ask() -> tuple[bool, ...]:
-        union = busy_time.Busy(i32([-1]), i32([0]))
+        union = gpu_time.Busy(i32([-1]), i32([0]))
         one = i32([0])
         return tuple(union.add(one, one, i64([start]), i64([start + 1])) for start in (5, 5, 4))
 

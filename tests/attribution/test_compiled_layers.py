@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.attribution import Attribution, by_layer
-from annot.attribution.attribute import attribute
-from annot.attribution.line_tree import by_line
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.layer_tables import by_layer, by_line
 from annot.labels import tag
 from annot.report.layer_tree import Line, layer_lines
 

@@ -18,7 +18,10 @@ from rich.console import Console
 from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer, by_op, by_phase
+from annot.attribution.summary import by_step, summarize
 from annot.labels.plain_names import WARM_UP, folded, phase_of
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines, tree_columns

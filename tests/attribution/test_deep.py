@@ -16,9 +16,10 @@ from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.gpu_activities import sums_by_layer
-from annot.analyze.layer_spans import spans
-from annot.attribution import Attribution, attribute, busy_time
-from annot.attribution.busy_time import Busy
+from annot.analyze.layer_details import spans
+from annot.attribution import gpu_time
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.gpu_time import Busy
 
 _PEAK = """
 import re, sys
@@ -116,8 +117,8 @@ def test_the_twin_moves_an_interval_few_times_however_deep_it_lies(monkeypatch: 
         moved += 1
         cover(union, begin, end)
 
-    cover = busy_time._Union._cover
-    monkeypatch.setattr(busy_time._Union, "_cover", covered)
+    cover = gpu_time._Union._cover
+    monkeypatch.setattr(gpu_time._Union, "_cover", covered)
     depth = 3000
     union = Busy(*chain(depth))
     at = pl.int_range(depth, dtype=pl.Int64, eager=True)

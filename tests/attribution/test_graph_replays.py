@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import check_modules_and_operations
 
-from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.graph_replays import with_captures
+from annot.attribution.attribute import attribute
+from annot.attribution.graphs import with_captures
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step, summarize
 from annot.profile import Profile
 
 SAME = "Such replays keep the layers of their launch."

@@ -17,7 +17,10 @@ from random_inputs import examples
 from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer, by_op
+from annot.attribution.summary import summarize
 from annot.labels.fsdp import hooks_of
 from annot.profile import Profile
 from annot.read.formats import load

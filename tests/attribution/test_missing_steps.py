@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tables import Rows
 
-from annot.attribution import attribute, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import by_step, summarize
 from annot.report.totals import totals
 from annot.runs.run import Run
 

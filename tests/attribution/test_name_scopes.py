@@ -12,9 +12,9 @@ from sqlite_profile import SqliteProfile, thread
 from tables import ENGINE, Rows
 
 from annot import correlate
-from annot.attribution import by_layer
 from annot.attribution.attribute import attribute
-from annot.attribution.parsed_labels import parse_labels
+from annot.attribution.ingest import parse_labels
+from annot.attribution.layer_tables import by_layer
 from annot.labels import tag
 from annot.labels.marks import format_scope, parse_scope
 from annot.labels.name_scopes import Scopes

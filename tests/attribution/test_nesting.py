@@ -8,9 +8,10 @@ import polars as pl
 import pytest
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import attribute, column_ops
+from annot.attribution import column_ops
+from annot.attribution.attribute import attribute
+from annot.attribution.ingest import overlap
 from annot.attribution.nesting import in_order, innermost_around, nest, spans_of
-from annot.attribution.process_ranges import overlap
 
 PUSHED, STARTED = {"started": False}, {"started": True}
 OURS, OTHERS = {"ours": True}, {"ours": False}

@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 from shared_data import shared, unpacked
 
-from annot.attribution import Attribution, attribute, by_layer, summarize
+from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.column_ops import fold
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import summarize
 from annot.profile import Profile
 from annot.read.formats import load
 

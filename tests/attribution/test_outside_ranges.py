@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import MAIN, Rows
 
-from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_layer, by_module, by_op, by_phase, summarize
-from annot.attribution.gpu_time import OUTSIDE_RANGES
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.gpu_time import OUTSIDE_RANGES, UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer, by_module, by_op, by_phase
+from annot.attribution.summary import summarize
 
 
 def _outside(attribution: Attribution) -> int:

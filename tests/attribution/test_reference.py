@@ -12,7 +12,10 @@ from random_inputs import examples
 from tables import check_modules_and_operations, disordered
 
 from annot.analyze.layer_details import by_detail
-from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_kernel, by_layer, by_phase, summarize
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_kernel, by_layer, by_phase
+from annot.attribution.summary import summarize
 from annot.profile import Profile
 
 NAMES = ("a Linear |fwd", "a Linear |bwd", "b Conv2d [2,3]f32 |fwd", "Batch 1 |step", "plain")

@@ -11,7 +11,9 @@ from shared_data import shared
 from sqlite_profile import SqliteProfile
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import attribute, by_layer, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step, summarize
 from annot.profile import Profile
 from annot.read.formats import load, source
 

@@ -10,8 +10,10 @@ from sqlite_profile import SqliteProfile, training
 
 import annot
 from annot import correlate
-from annot.attribution import attribute, by_kernel, by_layer, by_module, by_phase, by_step, summarize
-from annot.attribution.parsed_labels import parse_labels
+from annot.attribution.attribute import attribute
+from annot.attribution.ingest import parse_labels
+from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_phase
+from annot.attribution.summary import by_step, summarize
 from annot.labels.foreign import split_suffix
 from annot.profile import Profile
 from annot.read.formats import load

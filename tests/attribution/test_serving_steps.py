@@ -16,7 +16,9 @@ from tables import Rows
 
 import annot
 from annot.analyze.comparable import comparability
-from annot.attribution import attribute, by_layer, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step, summarize
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.runs.run import Run, correlate

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_step, summarize
-from annot.attribution.process_launches import Innermost
+from annot.attribution.attribute import attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.launches import Innermost
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step, summarize
 from annot.profile import Profile
 
 OURS: dict[str, Any] = {"kind": "start", "domain": "annot"}

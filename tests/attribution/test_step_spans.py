@@ -12,11 +12,10 @@ from tables import Rows
 
 from annot.analyze.advice import Facts
 from annot.analyze.compare import compare
-from annot.analyze.step_time import step_time
+from annot.analyze.run_summary import step_time
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute, by_step, summarize
-from annot.attribution.attribute import Attribution
-from annot.attribution.step_spans import step_spans
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.summary import by_step, step_spans, summarize
 
 
 class Step(NamedTuple):

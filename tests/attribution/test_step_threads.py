@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.attribution.steps import Steps
 
 TRAINING = ("Data |data", "Net |fwd", "Net |bwd", "Optimizer SGD |opt")

@@ -9,10 +9,11 @@ from random_inputs import examples
 from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
-from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.step_patterns import largest_repetitions
-from annot.attribution.step_table import step_statistics
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.step_sequences import largest_repetitions
 from annot.attribution.steps import step_slice
+from annot.attribution.summary import by_step, step_statistics, summarize
 
 
 def training(*texts: str, count: int = 5, length: int = 100) -> Rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tables import Rows
 
-from annot.attribution import attribute, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import summarize
 
 UPDATE = "Optimizer Adam params=8 |opt"
 ZERO = "zero_grad Adam |opt"

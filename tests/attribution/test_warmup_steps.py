@@ -8,7 +8,8 @@ import pytest
 from shared_data import unpacked
 from tables import MAIN, Rows
 
-from annot.attribution import attribute, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import by_step, summarize
 from annot.runs.run import Run
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from annot.analyze.calibrations import read_calibration
+from annot.analyze.peaks import read_calibration
 from annot.cli.main import main
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -15,7 +15,8 @@ from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
 from annot.analyze.compare import SUBJECTS, compare, is_step_slower, regressions
-from annot.attribution import Attribution, attribute, by_layer
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.layer_tables import by_layer
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.read.formats import load

@@ -18,7 +18,7 @@ from matrices import every_third
 from ranked import SLOW, write_ranks
 from sqlite_profile import training
 
-from annot.attribution import Attribution
+from annot.attribution.attribute import Attribution
 from annot.cli.main import main, make_parser, with_command
 from annot.profile import Profile
 from annot.report.report import Report

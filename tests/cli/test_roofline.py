@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from sqlite_profile import SqliteProfile, training
 
-from annot.analyze.calibrations import Calibration
+from annot.analyze.peaks import Calibration
 from annot.cli.main import main
 from annot.runs.run import Run
 from annot.runs.selection import Selection

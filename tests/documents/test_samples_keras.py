@@ -28,7 +28,8 @@ from transformer_keras import Transformer  # noqa: E402
 from vgg_keras import Vgg  # noqa: E402
 
 from annot import load  # noqa: E402
-from annot.attribution import attribute, by_layer  # noqa: E402
+from annot.attribution.attribute import attribute  # noqa: E402
+from annot.attribution.layer_tables import by_layer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SAMPLES = Path(__file__).parents[2] / "samples"

@@ -13,7 +13,8 @@ from shared_data import shared
 from tables import Rows
 
 from annot import load
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.emit.class_sources import source_of
 from annot.labels.marks import format_source, parse_source
 from annot.report.views import find_view

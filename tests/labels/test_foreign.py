@@ -7,8 +7,8 @@ import pytest
 from tables import Rows
 
 from annot import correlate
-from annot.attribution import attribute, by_op
-from annot.attribution.layer_tables import NO_OPERATION
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import NO_OPERATION, by_op
 from annot.labels.foreign import Label, understand
 
 

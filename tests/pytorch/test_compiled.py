@@ -22,8 +22,8 @@ from torch._inductor.compile_fx import CompiledFxGraph  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from annot import emit_ranges, load  # noqa: E402
-from annot.attribution import attribute  # noqa: E402
-from annot.attribution.line_tree import by_line  # noqa: E402
+from annot.attribution.attribute import attribute  # noqa: E402
+from annot.attribution.layer_tables import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402

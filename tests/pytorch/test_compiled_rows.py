@@ -18,8 +18,10 @@ from compiled_nets import Block, X, nothing_compiled, step  # noqa: E402
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.analyze.compare import compare  # noqa: E402
-from annot.attribution import by_layer  # noqa: E402
-from annot.attribution.line_tree import by_line  # noqa: E402
+from annot.attribution.layer_tables import (  # noqa: E402
+    by_layer,
+    by_line,
+)
 from annot.report.layer_tree import Line, layer_lines  # noqa: E402
 
 pytestmark = pytest.mark.slow

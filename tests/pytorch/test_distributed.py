@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import annot
 from annot import load
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.labels.tag import parse
 from annot.runs.gather import rank_tables
 from annot.runs.selection import Selection

@@ -15,7 +15,8 @@ from torch import nn
 
 import annot
 from annot import load
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.emit.client import IS_NATIVE
 from annot.torch.patches import Patches
 

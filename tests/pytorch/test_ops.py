@@ -18,7 +18,8 @@ functional = torch.nn.functional
 
 import annot  # noqa: E402
 from annot import correlate, emit_ranges  # noqa: E402
-from annot.attribution import attribute, by_op  # noqa: E402
+from annot.attribution.attribute import attribute  # noqa: E402
+from annot.attribution.layer_tables import by_op  # noqa: E402
 from annot.torch import operations  # noqa: E402
 
 Recorded = Callable[..., Captured]

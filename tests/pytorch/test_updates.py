@@ -14,7 +14,7 @@ from captured import capture  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import annot  # noqa: E402
-from annot.analyze.work import expected  # noqa: E402
+from annot.analyze.work.formulas import expected  # noqa: E402
 from annot.labels.tag import parse  # noqa: E402
 
 PER_ELEMENT = {

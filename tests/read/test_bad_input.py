@@ -15,7 +15,8 @@ from sqlite_profile import SqliteProfile, training
 
 import annot
 from annot import AnnotError
-from annot.attribution import attribute, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import summarize
 from annot.cli.main import main
 from annot.profile import COPIES, KERNELS, RANGES, Profile
 from annot.read.formats import source

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from annot import correlate, load
-from annot.attribution import attribute, by_layer, by_op
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer, by_op
 from annot.profile import Profile
 from annot.read.kineto.flows import module_texts
 

@@ -13,7 +13,7 @@ import pytest
 from shared_data import shared
 
 from annot import load
-from annot.attribution import UNATTRIBUTED
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.runs.run import Run
 
 

@@ -20,7 +20,7 @@ from sqlite_profile import thread, training
 
 import annot as annot_package
 from annot.analyze.run_summary import by_summary
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.labels.marks import MACHINE, format_machine, parse_machine
 from annot.read.formats import load
 from annot.read.kineto import reader

@@ -14,7 +14,9 @@ from random_inputs import examples
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, thread, training
 
-from annot.attribution import attribute, by_kernel, by_layer, by_phase, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_kernel, by_layer, by_phase
+from annot.attribution.summary import by_step, summarize
 from annot.profile import Source
 from annot.read import sqlite
 from annot.read.formats import load, source

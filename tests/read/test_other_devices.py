@@ -11,7 +11,7 @@ import pytest
 from annot import load
 from annot.analyze.advice import Facts, advise
 from annot.analyze.verdict import verdict
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 
 
 def _trace(folder: Path, *events: dict[str, Any]) -> Facts:

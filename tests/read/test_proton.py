@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from random_inputs import examples
 
 import annot
-from annot.analyze.roofs import peaks_of_device
-from annot.attribution import attribute, by_layer, summarize
+from annot.analyze.peaks import peaks_of_device
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import summarize
 from annot.cli.main import main
 from annot.errors import AnnotError
 from annot.profile import Profile

@@ -16,7 +16,9 @@ import pytest
 
 import annot
 from annot import AnnotError, native
-from annot.attribution import attribute, by_layer, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import summarize
 from annot.read.formats import load
 from annot.read.recording.export import assemble
 from annot.runs.run import Run

@@ -16,7 +16,8 @@ from shared_data import shared
 from xplane_profile import XPlaneProfile, fields
 
 from annot import AnnotError
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.profile import Profile
 from annot.read.xplane import reader as xplane
 from annot.read.xplane.plane import messages

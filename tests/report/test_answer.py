@@ -23,8 +23,8 @@ from tables import Rows
 import annot
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.compare import compare
-from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
-from annot.attribution import Attribution, attribute
+from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.attribution.attribute import Attribution, attribute
 from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from report_pages import page_of
 from tables import Rows
 
+from annot.analyze.peaks import unknown_peaks
 from annot.analyze.roofline import layer_roofline
-from annot.analyze.roofs import unknown_peaks
-from annot.attribution import attribute, by_step
+from annot.attribution.attribute import attribute
+from annot.attribution.summary import by_step
 from annot.profile import Profile
 from annot.report.charts.chart import Chart, Mark, Series, as_svg, shapes
 from annot.report.charts.profile_charts import pictures, step_charts

@@ -20,12 +20,14 @@ from sqlite_profile import training
 from tables import ENGINE, Rows, check_modules_and_operations, disordered
 
 from annot.analyze.advice import advise
-from annot.analyze.dlprof_reports import by_iteration, by_op_type, by_tensor_core
-from annot.analyze.kernel_kinds import by_class
+from annot.analyze.kernel_names import by_class
 from annot.analyze.layer_details import by_detail
 from annot.analyze.run_summary import by_summary
-from annot.analyze.work import by_layer_with_work
-from annot.attribution import Attribution, attribute, by_layer, summarize
+from annot.analyze.tensor_cores import by_iteration, by_op_type, by_tensor_core
+from annot.analyze.work.layer_work import by_layer_with_work
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import summarize
 from annot.cli.main import main
 from annot.labels import layer_path
 from annot.profile import Profile

@@ -21,8 +21,9 @@ from sqlite_profile import SqliteProfile, process, thread, training
 from tables import Rows
 
 from annot import load
-from annot.analyze.layer_spans import spans
-from annot.attribution import attribute, by_layer
+from annot.analyze.layer_details import spans
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.cli.main import main
 from annot.doctor import profilers
 from annot.doctor.finding import Machine

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from large_profile import write_profile
 from random_inputs import examples
 
-from annot.analyze.api_calls import Calls
-from annot.analyze.overlap import shares
+from annot.analyze.step_parts import Calls, shares
 from annot.cli.main import main
 from annot.read.nsys import sqlite_export
 from annot.runs import run

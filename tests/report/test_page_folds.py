@@ -10,7 +10,7 @@ from chromium import Page
 from report_pages import VIEWS, choose, page_data, page_of, tree_of
 from tables import Rows
 
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.profile import Profile
 from annot.report.page.data import advice_data, comparison_data
 from annot.report.page.render import as_page

@@ -13,7 +13,8 @@ from shared_data import shared
 from tables import Rows
 
 from annot.analyze.hardware_counters import layer_counters
-from annot.attribution import attribute, by_layer
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.read.formats import load
 from annot.report import units
 from annot.report.page.data import advice_data

@@ -11,9 +11,9 @@ from report_pages import page_data
 from tables import Rows
 
 from annot.analyze.compare import compare
-from annot.analyze.roofs import Peaks
+from annot.analyze.peaks import Peaks
 from annot.analyze.timeline import timeline
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.report.page import texts
 
 STEP: dict[str, Any] = {"mean": 2_000, "median": 1_500, "min": 1_000, "max": 3_000, "iqr": 500, "warmup": 1}

@@ -8,7 +8,7 @@ import polars as pl
 from step_rows import Rows
 
 from annot.analyze.run_summary import by_summary
-from annot.attribution import UNATTRIBUTED
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.profile import Profile
 from annot.report.terminal.table import as_text
 from annot.runs.run import Run

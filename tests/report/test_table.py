@@ -16,8 +16,8 @@ from rich.console import Console
 from sqlite_profile import SqliteProfile, in_float32, training
 from tables import Rows
 
-from annot.attribution import attribute
-from annot.attribution.line_tree import by_line
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_line
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines
 from annot.report.terminal.table import print_table

@@ -24,7 +24,7 @@ from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import Rows
 
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.cli.progress import progress as shown
 from annot.read.formats import load, source

@@ -16,7 +16,7 @@ from sqlite_profile import SqliteProfile, thread, training
 
 from annot import load
 from annot.analyze.trace_events import EVENTS, Events
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 
 Event = dict[str, Any]

@@ -12,8 +12,8 @@ from random_inputs import examples
 from shared_data import shared, shared_names, unpacked
 from tables import MAIN, Rows
 
-from annot.attribution import attribute, by_layer
-from annot.attribution.line_tree import by_line
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer, by_line
 from annot.errors import AnnotError
 from annot.report.folds import shown_lines
 from annot.report.layer_tree import Line, layer_lines, other_lines

@@ -14,8 +14,8 @@ from random_inputs import examples
 from ranked import SLOW, US, write_ranks
 from shared_data import unpacked
 
-from annot.analyze.collectives import collectives_of
-from annot.attribution import attribute
+from annot.analyze.communication import collectives_of
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.read.formats import load
 from annot.report.terminal.ranks import RanksReport

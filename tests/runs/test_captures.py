@@ -17,8 +17,10 @@ from graph_profiles import capture, execution
 from shared_data import shared
 
 import annot
-from annot.attribution import attribute, by_layer, summarize
-from annot.attribution.graph_replays import with_captures
+from annot.attribution.attribute import attribute
+from annot.attribution.graphs import with_captures
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import summarize
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.runs.gather import Ranks

@@ -15,8 +15,8 @@ from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
 
-from annot.analyze.work import by_layer_with_work
-from annot.attribution import attribute
+from annot.analyze.work.layer_work import by_layer_with_work
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.errors import AnnotError
 from annot.read.formats import load

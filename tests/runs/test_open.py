@@ -18,8 +18,8 @@ from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
 import annot
-from annot.attribution import attribute, by_layer
-from annot.attribution.line_tree import by_line
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer, by_line
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
 from annot.report.layer_tree import at_depth, layer_lines, lines_at_depth

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from large_profile import LAYERS, PER_LAYER, write_profile
 
-from annot.attribution import attribute
+from annot.attribution.attribute import attribute
 from annot.runs import run
 from annot.runs.run import Run
 

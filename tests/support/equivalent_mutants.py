@@ -12,7 +12,7 @@ _EQUIVALENT: Final = (
     ("annot/report/units.py", r"longest = max\(.*default=0\)", "0 becomes 1", "1 ns has the unit of 0 ns"),
     ("annot/analyze/verdict.py", r"several = .* else 1", "1 becomes 0", "only more than 1 is named"),
     (
-        "annot/attribution/busy_time.py",
+        "annot/attribution/gpu_time.py",
         r"if topmost.* == 1:",
         "1 becomes 0",
         "a shorter way to the same",
@@ -20,7 +20,7 @@ _EQUIVALENT: Final = (
     ("annot/attribution/nesting.py", r"weight = .*", "2 becomes 3", "the same order of weights"),
     ("annot/attribution/nesting.py", r"if order\.is_sorted.*", "1 becomes 0", "only the copy is saved, or no column"),
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
-    ("annot/attribution/process_ranges.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
+    ("annot/attribution/ingest.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
     ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
     ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),

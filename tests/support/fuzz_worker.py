@@ -36,7 +36,9 @@ from fuzz_proton import proton
 from fuzz_sqlite import nsys, nsys_real, nvprof
 from fuzz_xplane import xplane
 
-from annot.attribution import attribute, by_kernel, by_layer, by_module, by_op, by_phase, by_step, summarize
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase
+from annot.attribution.summary import by_step, summarize
 from annot.cli.main import main as command_line
 from annot.errors import AnnotError
 from annot.profile import Profile

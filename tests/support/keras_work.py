@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2_as_graph
 
-from annot.analyze.work import Work, expected
+from annot.analyze.work.call import Work
+from annot.analyze.work.formulas import expected
 from annot.keras.hyperparameters import hyperparameters
 from annot.labels.tag import Tag, TensorSpec
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from annot.attribution import Attribution, attribute
+from annot.attribution.attribute import Attribution, attribute
 from annot.read.formats import load
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "computeMinor": 0, "numSms": 132}

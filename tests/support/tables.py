@@ -7,8 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from annot.analyze.dlprof_reports import by_op_type
-from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_module, by_op, by_phase
+from annot.analyze.tensor_cores import by_op_type
+from annot.attribution.attribute import Attribution
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import by_layer, by_module, by_op, by_phase
 from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, Profile, Schema
 
 MAIN, ENGINE = 101, 102

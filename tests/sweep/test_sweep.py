@@ -15,8 +15,9 @@ import pytest
 from commands import ANNOT, annot, needs_recorder
 from tables import Rows
 
-from annot.analyze.work import layer_work
-from annot.attribution import attribute, by_layer
+from annot.analyze.work.layer_work import layer_work
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
 from annot.errors import AnnotError
 from annot.sweep.grid import Sweep, read_sweep
 from annot.sweep.runs import finished, locked

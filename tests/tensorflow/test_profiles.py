@@ -11,7 +11,9 @@ import pytest
 from commands import annot, needs_nsys, write_script
 
 from annot import load
-from annot.attribution import attribute, by_layer, by_step
+from annot.attribution.attribute import attribute
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step
 from annot.profile import Profile
 
 pytest.importorskip("tensorflow", reason="needs TensorFlow")

@@ -18,8 +18,8 @@ from tf_nets import network, weights  # noqa: E402
 from tf_recorded import counts, needs_graphs, recorded, same  # noqa: E402
 
 from annot import load  # noqa: E402
-from annot.analyze.work import layer_work  # noqa: E402
-from annot.attribution import attribute  # noqa: E402
+from annot.analyze.work.layer_work import layer_work  # noqa: E402
+from annot.attribution.attribute import attribute  # noqa: E402
 from annot.tf import dynamic_sizes, emit_ranges  # noqa: E402
 
 pytestmark = [needs_recorder, needs_graphs]

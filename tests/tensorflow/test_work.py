@@ -31,8 +31,9 @@ from transformer_keras import Transformer  # noqa: E402
 from vgg_keras import Vgg  # noqa: E402
 
 from annot import emit_ranges, load, record  # noqa: E402
-from annot.analyze.work import Work, layer_work, not_counted  # noqa: E402
-from annot.attribution import attribute  # noqa: E402
+from annot.analyze.work.call import Work  # noqa: E402
+from annot.analyze.work.layer_work import layer_work, not_counted  # noqa: E402
+from annot.attribution.attribute import attribute  # noqa: E402
 from annot.emit.shapes import spec_of  # noqa: E402
 
 ONE: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...]]] = {

@@ -7,15 +7,15 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice import cpu, kernels, launches, loop, operators
+from annot.analyze.advice import cpu, kernels, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.other_programs import in_cuda, in_keras
-from annot.attribution import Attribution
+from annot.attribution.attribute import Attribution
 from annot.util.entry_points import Extension, loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
-RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *launches.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
+RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *kernels.LAUNCH_RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
@@ -33,7 +33,7 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         facts: quantities of the profile, if they exist already.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> advise(attribute(Profile.build({})))
         []

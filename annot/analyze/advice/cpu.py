@@ -8,10 +8,9 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.bottlenecks import step_batches
-from annot.analyze.cpu_parts import COMPUTED
-from annot.analyze.repeated_layers import around_others, repeated_layers
-from annot.analyze.work import by_layer_with_work
+from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
+from annot.analyze.roofline import step_batches
+from annot.analyze.work.layer_work import by_layer_with_work
 from annot.labels.tag import parse
 
 __all__ = ["RULES"]

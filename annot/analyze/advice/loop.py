@@ -1,25 +1,284 @@
-"""Advice rules about the training loop: copies, memory, waits for the GPU and ranks."""
+"""Advice about the training loop: data, communication, steps.
+
+Advice rule about communication between ranks, by the operation that takes the most exposed time.
+
+Advice rule about steps that wait for data: worker processes, more of them, or cheaper loading.
+
+Advice rules about the training loop: copies, memory, waits for the GPU and ranks.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Final
+from typing import Final, TypeAlias
 
 import polars as pl
 
 from annot.analyze.advice import cpu
-from annot.analyze.advice.communication import collectives
-from annot.analyze.advice.data_loading import data_loading
-from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.launches import cuda_graphs, host_bound
-from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
+from annot.analyze.advice.facts import Advice, Facts, Loader, Rule
+from annot.analyze.advice.kernels import cuda_graphs, host_bound
+from annot.analyze.communication import UNNAMED, Collectives, collectives_of
+from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.peaks import short_time
+from annot.analyze.run_summary import excess_of_long_steps
 from annot.analyze.step_parts import WORK
-from annot.analyze.uneven_steps import excess_of_long_steps
-from annot.attribution import REASONS, UNATTRIBUTED
-from annot.attribution.host_times import known
-from annot.attribution.step_table import step_statistics
+from annot.attribution.attribute import known
+from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
+from annot.attribution.steps import fetches
+from annot.attribution.summary import step_statistics
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "collectives", "data_loading"]
+
+_LEAST_EXPOSED: Final = 0.05
+"""Share of the step from which exposed communication is worth a change."""
+_LEAST_NAMED: Final = 0.01
+"""Share of the step from which the evidence names an operation."""
+_MOST_NAMED: Final = 3
+
+_RANK: Final = "Find the rank that the others wait for"
+_GRADIENTS: Final = (
+    f"{_RANK}, and overlap the all-reduce of gradients with the backward pass.",
+    "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)\n"
+    "with model.no_sync():      # accumulate the gradients of several batches",
+)
+_TENSORS: Final = (
+    f"{_RANK}, and all-reduce less: split layers among fewer ranks, or replicate small layers.",
+    "dist.all_reduce(x, async_op=True)      # and wait where the result is used",
+)
+_SHARDS: Final = (
+    f"{_RANK}, and gather the parameters of the next layer while this layer computes.",
+    "FullyShardedDataParallel(model, forward_prefetch=True)\n"
+    "fully_shard(model, reshard_after_forward=False)      # if the parameters fit: backward gathers nothing",
+)
+_SPLITS: Final = (
+    f"{_RANK}, and gather less: replicate small layers, or split layers among fewer ranks.",
+    "dist.all_gather_into_tensor(out, x, async_op=True)      # and wait where the result is used",
+)
+_EXCHANGE: Final = (
+    "Give all ranks the same amount to exchange, and compute something else during the all-to-all.",
+    "work = dist.all_to_all_single(received, sent, async_op=True)\n"
+    "...      # what does not need the result, such as the dense layers\n"
+    "work.wait()",
+)
+_BUFFERS: Final = (
+    f"{_RANK}, and broadcast less: DistributedDataParallel sends all buffers before each forward.",
+    "DistributedDataParallel(model, broadcast_buffers=False)      # if ranks may differ in their buffers",
+)
+_STAGES: Final = (
+    "Find the late rank, and let transfers overlap with compute: NCCL runs pipeline stages and all-to-all as "
+    "send and receive.",
+    "Schedule1F1B(stage, n_microbatches=16)      # more micro-batches: stages wait less for each other",
+)
+_ANY: Final = (f"{_RANK}, and communicate less often.", "")
+
+_Remedy: TypeAlias = tuple[str, str]
+_BY_OPERATION: Final[dict[str, dict[bool | None, _Remedy]]] = {
+    "all_reduce": {True: _GRADIENTS, False: _TENSORS},
+    "all_gather": {True: _SHARDS, False: _SPLITS},
+    "reduce_scatter": {True: _SHARDS, False: _SPLITS},
+    "all_to_all": dict.fromkeys((True, False, None), _EXCHANGE),
+    "send": dict.fromkeys((True, False, None), _STAGES),
+    "recv": dict.fromkeys((True, False, None), _STAGES),
+}
+"""Advice and code by the beginning of the operation, and by whether it belongs to a backward pass (None: unknown)."""
+
+
+def collectives(facts: Facts) -> Advice | None:
+    """Exposed communication: ranks exchange data or wait for the slowest rank.
+
+    Evidence: collectives on a device that also computes, or ranges of collectives in processes without a GPU, with at
+    least 5 % of the step time while nothing else runs; the operation with the most exposed time, from its message, its
+    range or its kernel; and whether this operation belongs to a backward pass.
+    """
+    share = facts.shares["collectives"]
+    computes = facts.on_cpu or (facts.on_device and facts.shares["kernels"] + facts.shares["tensor_cores"] > 0)
+    if share < _LEAST_EXPOSED or not computes:
+        return None
+    calls = collectives_of(facts.attribution)
+    times = _exposed(calls, facts.wall_ns)
+    longest = next(iter(times), UNNAMED)
+    advice, code = _overlap_remedy(facts, calls, longest)
+    named = [f"{ratio:.0%} {name}" for name, ratio in times.items() if ratio >= _LEAST_NAMED and name != UNNAMED]
+    several = f"collectives ({', '.join(named[:_MOST_NAMED])})" if len(named) > 1 else ""
+    operations = several or ("collectives" if longest == UNNAMED else longest)
+    spent = (
+        f"in {operations}, including the wait for the slowest rank"
+        if facts.on_device
+        else f"in {_library(facts, calls)}{operations}{_backward_share(facts, calls)}"
+    )
+    return Advice(
+        "collectives",
+        advice,
+        f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name} {spent}",
+        "\n".join(filter(None, (f"{facts.ranks_command} --columns communication      # which rank is late", code))),
+        share,
+    )
+
+
+def _exposed(calls: Collectives, wall: int) -> dict[str, float]:
+    """Return the share of step time (0 to 1) in which each operation is exposed, the longest first."""
+    rows = calls.table.with_row_index("row").select(pl.col("row").cast(pl.Int64), "operation")
+    waits = calls.exposed.join(rows, "row").with_columns(pl.col("operation").str.strip_suffix(".wait"))
+    sums = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
+    return {operation: ns / wall for operation, ns in sums.iter_rows() if ns}
+
+
+def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> _Remedy:
+    """Return the advice and the code for the operation that takes the most exposed time."""
+    rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
+    in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
+    if operation.startswith("broadcast"):  # a training run sends buffers in its forward pass
+        return _BUFFERS if facts.has_backward and in_forward else _ANY
+    of_backward = None if facts.has_backward is None else facts.has_backward and not in_forward
+    remedies = _BY_OPERATION.items()
+    of_operation = next((ways for name, ways in remedies if operation.startswith(name)), dict[bool | None, _Remedy]())
+    return of_operation.get(of_backward, _ANY)
+
+
+def _library(facts: Facts, calls: Collectives) -> str:
+    """Return the backend of processes without a GPU and a space, such as ``gloo ``; empty: unknown."""
+    gloo = "gloo" if calls.table["layer"].str.starts_with("gloo:").any() else ""
+    return f"{facts.cpu.get('backend', gloo)} ".lstrip()
+
+
+def _backward_share(facts: Facts, calls: Collectives) -> str:
+    """Return the share of the backward pass that communication takes in processes without a GPU."""
+    waits = int(calls.exposed.filter(pl.col("phase") == "backward")["ns"].sum())
+    backward = waits + facts.shares["backward"] * facts.wall_ns
+    return f", {waits / backward:.0%} of the backward pass" if waits >= 0.01 * backward > 0 else ""
+
+
+_LEAST_WAIT: Final = 0.1
+"""Share of the step from which waiting for data is worth a change."""
+_AFRESH: Final = 3
+"""Generations of worker processes that show a restart in each epoch. Two can be those of two loaders."""
+_ON_GPU: Final = 8
+"""Worker processes to try beside a GPU, where the number of cores is unknown."""
+
+
+def data_loading(facts: Facts) -> Advice | None:
+    """Steps in which devices, or the process if it uses none, wait for data.
+
+    Evidence: ranges around the wait for each batch, with at least 10 % of the step time. Advice about worker processes
+    needs to know whether the loader has some: from the ranges of their fetches, from the loader's mark, or from the
+    iterator that torch.profiler names. Single late batches need steps of which most hardly wait.
+    """
+    share = facts.shares["data"]
+    if share < _LEAST_WAIT:
+        return None
+    late = _late_steps(facts)
+    if late.height:
+        advice, code = _remedy_of_late_batches(facts, late)
+        return Advice("late_batches", advice, _evidence(facts, share), code, share)
+    advice, code = _workers_remedy(facts, share)
+    return Advice("data_loading", advice, _evidence(facts, share), code, share)
+
+
+def _late_steps(facts: Facts) -> pl.DataFrame:
+    """The steps that wait for data, if the others hardly wait: step, batch, data_ns; the longest first.
+
+    Several workers deliver their batches together, so that one step of several waits although all batches are slow.
+    """
+    steps = facts.steps.select("step", "batch", "data_ns", "step_ns").sort("data_ns", descending=True)
+    late = steps.filter(pl.col("data_ns") > pl.col("data_ns").mean())
+    usual = _median(steps["data_ns"]) * steps.height
+    bursts = max(facts.loader.workers or (_ON_GPU if facts.loader.some else 1), 1)
+    few = late.height * bursts < steps.height / 2 and usual < _LEAST_WAIT * int(steps["step_ns"].sum())
+    return late if few else late.clear()
+
+
+def _remedy_of_late_batches(facts: Facts, late: pl.DataFrame) -> tuple[str, str]:
+    """Return what to change if few batches are late, and the code."""
+    of = f"{late.height} of {facts.steps.height:,} batches {'is' if late.height == 1 else 'are'} late"
+    code = f"annot report {facts.source} --by step"
+    if (late["batch"] == 0).all() and facts.loader.some and not facts.loader.persistent:
+        return f"Keep the worker processes of the DataLoader between epochs: {of}.", f"{_loader(facts, 0)}\n{code}"
+    return f"Find out why single batches take long, such as the first of an epoch or large samples: {of}.", code
+
+
+def _workers_remedy(facts: Facts, share: float) -> tuple[str, str]:
+    """Return what to change, and the code. More workers are advised only if they could hide more of the wait."""
+    loader, needed = facts.loader, _needed(facts, share)
+    code = _loader(facts, needed)
+    if loader.workers is None:
+        if loader.some:
+            return "Load data in more worker processes, or make loading cheaper.", code
+        return (
+            "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper.",
+            code,
+        )
+    if not loader.workers:
+        return "Load data in worker processes, before the step needs it.", code
+    if needed > loader.workers:
+        return "Load data in more worker processes.", code
+    if _generations(facts) >= _AFRESH and not loader.persistent:
+        return "Keep the worker processes of the DataLoader between epochs: starting them makes steps wait.", code
+    return (
+        "Make loading cheaper: prepare the samples once, before training.",
+        "samples = [dataset[i] for i in range(len(dataset))]      # if they fit into memory\n"
+        f"DataLoader(samples, num_workers={loader.workers}, persistent_workers=True)",
+    )
+
+
+def _loader(facts: Facts, workers: int) -> str:
+    """Code of a DataLoader with at least so many workers."""
+    pinned = ", pin_memory=True" if facts.on_device and not facts.loader.pinned else ""
+    ahead = ", prefetch_factor=4" if facts.on_device else ""
+    count = max(workers, facts.loader.workers or 1)
+    return f"DataLoader(dataset, num_workers={count}, persistent_workers=True{pinned}{ahead})"
+
+
+def _needed(facts: Facts, share: float) -> int:
+    """Number of workers that could hide the wait, at the speed of one more fetch per step; at most one per core."""
+    if facts.on_device:
+        return _ON_GPU
+    needed = ((facts.loader.workers or 0) + 1) + math.floor(share / max(1 - share, 0.01))
+    return min(needed, max(1, int(facts.cpu.get("cores", _ON_GPU)) // int(facts.cpu.get("ranks", 1))))
+
+
+def _evidence(facts: Facts, share: float) -> str:
+    waits = f"{share:.0%} of {facts.time} is spent {GPU_PARTS['data'].name}{_times(facts, share)}"
+    return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}"
+
+
+def _times(facts: Facts, share: float) -> str:
+    """The wait of the median step and of the longest wait, and the rest of a step on the CPU; empty without steps."""
+    steps = facts.steps.sort("data_ns", descending=True)
+    if steps.height < 2 or not steps["data_ns"][0]:
+        return ""
+    median, most = (short_time(ns) for ns in (_median(steps["data_ns"]), steps["data_ns"][0]))
+    each = f", {median} in each of {steps.height:,} steps"
+    if median != most:
+        each = f", {median} in the median of {steps.height:,} steps and {most} before step {steps['step'][0]}"
+    rest = short_time((1 - share) * facts.wall_ns / steps.height)
+    return each if facts.on_device else f"{each}, while the rest of a step takes {rest}"
+
+
+def _loaded_by(loader: Loader) -> str:
+    if loader.workers is None:
+        unknown = "the profile does not show whether worker processes load the data"
+        return "worker processes of the DataLoader load the data" if loader.some else unknown
+    by = {0: "the process itself loads the data", 1: "1 DataLoader worker loads the data"}
+    return by.get(loader.workers, f"{loader.workers} DataLoader workers load the data")
+
+
+def _median(times: pl.Series) -> float:
+    return float(times.quantile(0.5) or 0)
+
+
+def _generations(facts: Facts) -> int:
+    """Number of processes of one worker that follow one another: each starts after the one before has ended."""
+    forest = facts.attribution.whole
+    rows = forest.every_range()
+    rows = rows.filter(fetches(forest.labels).gather(rows["label"]))
+    process = forest.threads.table["process_code"].gather(rows["thread"])
+    rows = rows.with_columns(process, number=forest.labels["number"].gather(rows["label"]))
+    lives = rows.group_by("number", "process_code").agg(pl.col("start").min(), pl.col("end").max()).sort("start")
+    later = pl.col("start") >= pl.col("end").cum_max().shift(1).over("number")
+    counts = lives.with_columns(later=later).group_by("number").agg(generations=1 + pl.col("later").sum())
+    return int(counts["generations"].max() or 0)  # type: ignore[arg-type]
+
 
 _COPY_TO_DEVICE: Final = pl.col("name") == "(copy HtoD)"
 _WAITS: Final = {
@@ -37,7 +296,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     """Synchronising calls after which the device is idle.
 
     Evidence: calls of the API that wait for the device, and at least 5 % of the step time in which the device is idle
-    during or after them (`annot.analyze.idle.idle_intervals`).
+    during or after them (`annot.analyze.gpu_activities.idle_intervals`).
     """
     share = facts.idle["synchronisation"]
     if not facts.on_device or share < 0.05:

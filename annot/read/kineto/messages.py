@@ -30,7 +30,7 @@ _TEXT: Final = msgspec.json.Decoder(str)
 def message_text(name: bytes, group: bytes, ranks: bytes, sent: bytes, received: bytes, dtype: bytes) -> str | None:
     """Return the text of a message, or None if its arguments are invalid or it has no elements, such as a wait.
 
-    The size of a message is that of its larger side; see `annot.analyze.messages.bus_factor`.
+    The size of a message is that of its larger side; see `annot.analyze.communication.bus_factor`.
 
     Args:
         name, group, ranks, sent, received, dtype: JSON text of the arguments; only the group can be empty.

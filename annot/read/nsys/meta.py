@@ -27,7 +27,15 @@ from annot.read.csv_text import integer
 from annot.read.notes import counted, sentences
 from annot.read.nsys.schema import ACTIVITY, Tables
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_loaders", "with_machine", "with_ranks"]
+__all__ = [
+    "AnnotMarks",
+    "notes_of_recorder",
+    "read_meta",
+    "with_cpus",
+    "with_loaders",
+    "with_machine",
+    "with_ranks",
+]
 
 _LONGEST: Final = 40
 """Maximum length of a version."""

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.peak_sources import default_peaks
+from annot.analyze.hardware_counters import default_peaks
+from annot.analyze.peaks import Peaks
 from annot.analyze.roofline import layer_roofline
-from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import matrix_units, precision_words
-from annot.attribution import Attribution, by_layer, by_step
-from annot.attribution.line_tree import LAYER_PHASES, by_line
+from annot.attribution.attribute import Attribution
+from annot.attribution.layer_tables import LAYER_PHASES, by_layer, by_line
+from annot.attribution.summary import by_step
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.folds import with_groups
 from annot.report.layer_tree import MODEL, row_label

@@ -6,7 +6,8 @@ import gzip
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from annot.attribution import Attribution, summarize
+from annot.attribution.attribute import Attribution
+from annot.attribution.summary import summarize
 from annot.util.whole_files import created
 
 __all__ = ["write_tensorboard", "write_trace_file"]

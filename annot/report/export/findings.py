@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from annot.analyze.layer_spans import Spans
+from annot.analyze.layer_details import Spans
 from annot.labels.tag import COLORS
 from annot.report.units import amount, duration, printable, share
 from annot.util.progress import tell
@@ -20,7 +20,7 @@ _OTHER: Final = COLORS["loop"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Range on a track (number in `annot.analyze.tracks.Tracks`), with times in ns of the profile.
+    """Range on a track (number in `annot.analyze.trace_events.Tracks`), with times in ns of the profile.
 
     Ranges of a track nest. The text is one line without control characters, the color is 0xAARRGGBB.
     """
@@ -37,8 +37,8 @@ def findings(spans: Spans) -> Iterator[Finding]:
 
     Example:
         >>> import polars as pl
-        >>> from annot.analyze.layer_spans import spans
-        >>> from annot.attribution import attribute
+        >>> from annot.analyze.layer_details import spans
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
         >>> ranges = Profile.build({}, ranges=pl.DataFrame([range_ | {"start": 0, "end": 9000}]))

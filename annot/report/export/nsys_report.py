@@ -24,9 +24,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from annot.analyze.layer_spans import spans
-from annot.analyze.tracks import Tracks
-from annot.attribution import Attribution
+from annot.analyze.layer_details import spans
+from annot.analyze.trace_events import Tracks
+from annot.attribution.attribute import Attribution
 from annot.errors import AnnotError
 from annot.labels.tag import FINDINGS
 from annot.read.nsys import nsys_rep

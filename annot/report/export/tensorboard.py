@@ -9,7 +9,9 @@ from typing import Any, Final
 import polars as pl
 
 from annot.analyze.gpu_activities import by_layer_and_step
-from annot.attribution import Attribution, by_layer, by_step, summarize
+from annot.attribution.attribute import Attribution
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.summary import by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
 from annot.report.columns import COLUMNS, formatted

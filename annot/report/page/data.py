@@ -12,19 +12,18 @@ import polars.selectors as cs
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, self_times_by_step
-from annot.analyze.kernel_kinds import by_class, with_classes
-from annot.analyze.kernel_short_names import short_names, with_short_names
-from annot.analyze.peak_sources import default_peaks
+from annot.analyze.hardware_counters import default_peaks
+from annot.analyze.kernel_names import by_class, short_names, with_classes, with_short_names
+from annot.analyze.peaks import Peaks
 from annot.analyze.roofline import under_roof
-from annot.analyze.roofs import Peaks
-from annot.analyze.run_summary import by_summary
-from annot.analyze.step_time import part_names
+from annot.analyze.run_summary import by_summary, part_names
 from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
-from annot.attribution import Attribution, by_kernel, by_step, summarize
-from annot.attribution.layer_chains import Key
-from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
+from annot.attribution.attribute import Attribution
+from annot.attribution.layer_tables import by_kernel, by_line, line_tree, rows_of_nodes
+from annot.attribution.nesting import Key
+from annot.attribution.summary import by_step, summarize
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts

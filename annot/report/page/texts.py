@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from annot.analyze.compare import Comparison
-from annot.analyze.roofs import Peaks
+from annot.analyze.peaks import Peaks
 from annot.analyze.tensor_cores import precision_words
 from annot.analyze.timeline import Timeline
 from annot.report.units import amount, count, duration, share

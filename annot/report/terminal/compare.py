@@ -12,7 +12,7 @@ from rich.text import Text
 
 from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
-from annot.analyze.kernel_short_names import short_names
+from annot.analyze.kernel_names import short_names
 from annot.report.tables import COMPARED, head
 from annot.report.terminal.answer import HOTTEST, one_line, print_lines, what_is_left
 from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text, marked

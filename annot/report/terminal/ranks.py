@@ -19,7 +19,14 @@ from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, share, unit_for
 from annot.report.views import View
 
-__all__ = ["RanksReport", "print_ranks", "print_ranks_answer", "ranks_columns", "ranks_heading", "ranks_totals"]
+__all__ = [
+    "RanksReport",
+    "print_ranks",
+    "print_ranks_answer",
+    "ranks_columns",
+    "ranks_heading",
+    "ranks_totals",
+]
 
 _Column: TypeAlias = Formatted[Mapping[str, Any]]
 

@@ -8,7 +8,7 @@ import polars as pl
 from rich.console import Console, Group
 from rich.text import Text
 
-from annot.analyze.roofs import Peaks
+from annot.analyze.peaks import Peaks
 from annot.analyze.tensor_cores import matrix_units
 from annot.report.columns import formatted, in_units, of_names
 from annot.report.report import Report

@@ -12,8 +12,8 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
-from annot.analyze.work import not_counted
+from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.work.layer_work import not_counted
 from annot.labels import layer_path
 from annot.report.columns import Formatted, formatted, in_units
 from annot.report.folds import shown_columns, shown_lines
@@ -85,7 +85,7 @@ def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
         return rows
     if full_names:
         return rows.with_columns(short="name")
-    from annot.analyze.kernel_short_names import with_short_names
+    from annot.analyze.kernel_names import with_short_names
 
     return with_short_names(rows, rows["name"])
 

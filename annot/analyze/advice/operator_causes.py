@@ -1,0 +1,321 @@
+"""Causes of slow operators: attention, experts, memory.
+
+A cause: what is slow about an operator, and what changes it.
+
+Causes of slow attention.
+
+Causes of slow experts of a mixture.
+
+Causes of slow operators that mostly move memory: reductions and gradients of embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from annot.analyze.advice.facts import Operator
+from annot.analyze.work.call import Call
+from annot.analyze.work.operators import REDUCTIONS, Mixture, mixture_of, reduced_dimensions
+
+__all__ = [
+    "CHANNELS_LAST",
+    "LOW_ROOF",
+    "TILE",
+    "Cause",
+    "Family",
+    "attention_cause",
+    "embedding_cause",
+    "experts_cause",
+    "first_cause",
+    "is_fast",
+    "reduction_cause",
+    "roof_words",
+]
+
+LOW_ROOF: Final = 0.5
+"""Share of the roof below which a tuned library kernel is slow."""
+TILE: Final = (128, 128)
+"""Output tile of a GEMM whose kernel names none: the usual one of cuBLAS and hipBLASLt for large matrices."""
+CHANNELS_LAST: Final = (
+    "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is slow about an operator.
+
+    Args:
+        name: name of the cause.
+        words: the cause with its numbers, as a clause.
+        advice: the change, as a sentence; empty: the profile does not show what to change.
+        code: code to write.
+        saves: upper bound of the part of the operator's time that the change saves, 0 to 1.
+    """
+
+    name: str
+    words: str
+    advice: str = ""
+    code: str = ""
+    saves: float = 1.0
+
+
+Family: TypeAlias = Callable[[Operator, Call], Cause | None]
+"""Return the cause of an operator of one family; None: its shape and arguments are fine."""
+_Subject = TypeVar("_Subject")
+
+
+def first_cause(causes: Iterable[Callable[[_Subject], Cause | None]], subject: _Subject) -> Cause | None:
+    """Return the first cause that applies to a subject."""
+    return next((cause for rule in causes if (cause := rule(subject)) is not None), None)
+
+
+def is_fast(operator: Operator) -> bool:
+    """Whether an operator reaches so much of the roof of its device that its shape does not slow it."""
+    computes = 1.0 if operator.memory_bound else operator.multiplies
+    return operator.roof_share is not None and operator.roof_share >= LOW_ROOF * computes
+
+
+def roof_words(operator: Operator) -> str:
+    """Return the share of the roof as a phrase with a leading space; empty: unknown."""
+    return "" if operator.roof_share is None else f" at {operator.roof_share:.0%} of the roof"
+
+
+_MORE_KEYS: Final = 8
+"""Keys per query from which attention mostly reads keys and values, as in decoding."""
+_LONG: Final = 4096
+"""Length from which attention computes more than the linear layers of a model with a width of up to 4096."""
+_LARGEST_HEAD: Final = 256
+"""Largest head size of FlashAttention-2."""
+_HEAD_DIVISOR: Final = 8
+"""FlashAttention-2 pads head sizes to multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Attention with the shapes of its queries and keys: batch, heads, length and head size."""
+
+    operator: Operator
+    call: Call
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.query[-2]
+
+    @property
+    def source(self) -> int:
+        """Number of keys."""
+        return self.key[-2]
+
+    @property
+    def sizes(self) -> str:
+        """Lengths, mask and heads in words."""
+        same = self.length == self.source
+        lengths = f"length {self.length}" if same else f"lengths {self.length} and {self.source}"
+        causal = "causal" if self.call.flag("is_causal", default=False) else "not causal"
+        heads, keys = ("x".join(map(str, shape[:-2])) for shape in (self.query, self.key))
+        shared = f", {keys} key heads" if math.prod(self.key[:-2]) < math.prod(self.query[:-2]) else ""
+        return f"{lengths}, {causal}, {heads} heads{shared}"
+
+    @property
+    def roof(self) -> str:
+        return roof_words(self.operator)
+
+    @property
+    def saves(self) -> float:
+        return 1 - (self.operator.roof_share or 0.0)
+
+
+def attention_cause(operator: Operator, call: Call) -> Cause | None:
+    """Return the cause that follows from lengths, mask, head size and kernels of an attention operator."""
+    first = int("backward" in call.name)  # a backward has the gradient first
+    return first_cause(_ATTENTION_CAUSES, _Attention(operator, call, call.shape(first), call.shape(first + 1)))
+
+
+def _separate_kernels(attention: _Attention) -> Cause | None:
+    """Separate kernels for matrix multiplication and softmax."""
+    if not attention.operator.in_pieces:
+        return None
+    return Cause(
+        "math",
+        f"attention in separate kernels for matrix multiplication and softmax ({attention.sizes}){attention.roof}, "
+        "which writes the scores to memory",
+        "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
+        "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
+        "    out = model(x)      # warns why it cannot be used",
+        attention.saves,
+    )
+
+
+def _decode(attention: _Attention) -> Cause | None:
+    """Memory-bound attention of few queries to many keys."""
+    length, source = attention.length, attention.source
+    if not attention.operator.memory_bound or _MORE_KEYS * length > source:
+        return None
+    return Cause(
+        "decode",
+        f"memory-bound attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys{attention.roof}",
+        "Decode more sequences at once, split the keys across multiprocessors, or share keys among heads (GQA).",
+        "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys",
+        attention.saves,
+    )
+
+
+def _short_sequences(attention: _Attention) -> Cause | None:
+    """Memory-bound attention of sequences that are shorter than `_LONG`."""
+    if not attention.operator.memory_bound or max(attention.length, attention.source) >= _LONG:
+        return None
+    return Cause(
+        "short_sequences",
+        f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
+        "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
+        'model = torch.compile(model, mode="reduce-overhead")',
+        attention.saves,
+    )
+
+
+def _mask(attention: _Attention) -> Cause | None:
+    """An explicit mask: a fourth tensor of a forward."""
+    call = attention.call
+    if len(call.tensors) <= 3 or "backward" in call.name:
+        return None
+    return Cause(
+        "mask",
+        f"attention with an explicit mask {call.tensors[3]}{attention.roof}, so that kernels cannot skip masked blocks",
+        "Use is_causal=True, or FlexAttention, which skip masked blocks.",
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        attention.saves,
+    )
+
+
+def _head_size(attention: _Attention) -> Cause | None:
+    """A head size that fused kernels pad or do not support."""
+    width = attention.query[-1]
+    if not width % _HEAD_DIVISOR and width <= _LARGEST_HEAD:
+        return None
+    return Cause(
+        "head_size", f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support",
+        "Use a head size of 64 or 128.", "heads = width // 128", attention.saves,
+    )  # fmt: skip
+
+
+def _long_sequence(attention: _Attention) -> Cause | None:
+    """A length of at least `_LONG`: the work of attention grows with the square of the length."""
+    if max(attention.length, attention.source) < _LONG:
+        return None
+    return _newer_kernel("long_sequence", "a long sequence", attention)
+
+
+def _low_efficiency(attention: _Attention) -> Cause | None:
+    """A low share of the roof of a known device."""
+    share = attention.operator.roof_share
+    return None if share is None or share >= LOW_ROOF else _newer_kernel("low_efficiency", "attention", attention)
+
+
+def _newer_kernel(name: str, what: str, attention: _Attention) -> Cause:
+    return Cause(
+        name,
+        f"{what} ({attention.sizes}){attention.roof}",
+        "Use the newest attention kernel for this GPU, or attend to a sliding window or to blocks.",
+        _KERNELS_OF_AMD if "AMD" in attention.operator.device else _KERNELS_OF_NVIDIA,
+        attention.saves,
+    )
+
+
+_KERNELS_OF_AMD: Final = 'torch.backends.cuda.preferred_rocm_fa_library("ck")      # instead of AOTriton'
+_KERNELS_OF_NVIDIA: Final = (
+    "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):\n    out = model(x)"
+)
+_ATTENTION_CAUSES: Final = (
+    _separate_kernels, _decode, _short_sequences, _mask, _head_size, _long_sequence, _low_efficiency,
+)  # fmt: skip
+
+
+_ROWS: Final = 16
+"""Rows of the smallest matrix instruction; fewer rows leave it partly empty."""
+
+
+def experts_cause(operator: Operator, call: Call) -> Cause | None:
+    """Return the cause that follows from the mean number of tokens per expert; None: unknown sizes."""
+    mixture = mixture_of(call.tensors)
+    if mixture is None:
+        return None
+    rows = mixture.tokens * mixture.chosen / mixture.experts
+    return _few_tokens(mixture, rows) if operator.memory_bound else _large_capacity(mixture, rows)
+
+
+def _routing(mixture: Mixture, rows: float) -> str:
+    mean = f"{rows:.0f}" if rows >= 2 else f"{rows:.2g}"
+    return (
+        f"{mixture.tokens} tokens, {'sparse ' * (mixture.chosen == 1)}top-{mixture.chosen} routing to "
+        f"{mixture.experts} experts: {mean} each"
+    )
+
+
+def _few_tokens(mixture: Mixture, rows: float) -> Cause:
+    """Memory-bound experts: the weights of each are read for few tokens."""
+    few = "few tokens for many experts" if rows < _ROWS else "few tokens per expert"
+    return Cause(
+        "few_tokens_per_expert",
+        f"{few} ({_routing(mixture, rows)})",
+        "Route more tokens to each expert: use larger batches, expert parallelism or fewer experts. Or store the "
+        "weights in 8 bits.",
+        "tokens = torch.bincount(expert_ids.flatten(), minlength=experts)      # tokens of each expert",
+    )
+
+
+def _large_capacity(mixture: Mixture, rows: float) -> Cause:
+    """Compute-bound experts."""
+    return Cause(
+        "large_capacity",
+        f"large capacity ({_routing(mixture, rows)}), compute-bound",
+        "Balance the load of the experts, and reduce the capacity to the tokens that they get. Or compute in 8 bits.",
+        "capacity = math.ceil(1.25 * tokens * top_k / experts)",
+    )
+
+
+def reduction_cause(operator: Operator, call: Call) -> Cause | None:
+    """Return the cause of a reduction whose elements are not neighbours in memory; None: another operator.
+
+    Evidence: dimensions that a reduction of a contiguous tensor reduces, without the last one, and less than half of
+    the memory bandwidth of a known device.
+    """
+    if call.name not in REDUCTIONS:
+        return None
+    dimensions = reduced_dimensions(call)
+    apart = math.prod(call.shape()[max(dimensions, default=0) + 1 :])
+    if apart <= 1 or is_fast(operator):
+        return None
+    which = f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
+    return Cause(
+        "strided_reduction",
+        f"a reduction over {which}, whose elements are {apart} elements apart in memory{roof_words(operator)}",
+        "Reduce over the last dimension: write the tensor in this layout, or fuse the reduction with what writes it.",
+        "y = torch.compile(lambda x: f(x).sum(0))(x)      # f writes x; or keep x with the reduced dimension last",
+        1 - (operator.roof_share or 0.0),
+    )
+
+
+def embedding_cause(operator: Operator, call: Call) -> Cause | None:
+    """Return the cause of a dense gradient of an embedding: it has more rows than the indices can reach.
+
+    Evidence: the number of rows of the table and of the indices of ``aten::embedding_dense_backward``.
+    """
+    if call.name != "embedding_dense_backward":
+        return None
+    rows, indices = call.number("num"), call.count(1)
+    if rows <= indices:
+        return None
+    return Cause(
+        "dense_gradient",
+        f"a dense gradient of {rows:,} rows, of which {indices:,} indices reach at most {indices / rows:.0%}",
+        "Use sparse gradients for the embedding, or a smaller table.",
+        "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
+        "optimizer = torch.optim.SparseAdam(embedding.parameters())",
+        1 - indices / rows,
+    )
