@@ -10,7 +10,11 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
-TYPESCRIPT := typescript@5.9.3
+# Tools for the scripts of the page. They are optional: without npm, `make lint` leaves them out.
+TYPESCRIPT := 5.9.3
+PRETTIER := 3.6.2
+PAGE := annot/report/page
+PAGE_TOOLS := build/.page-tools-$(TYPESCRIPT)-$(PRETTIER)
 PYTEST_OPTIONS := --numprocesses auto --dist
 # One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
@@ -29,14 +33,14 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint bench mutants outputs outputs-compare clean
+.PHONY: help demo test test-rest test-all test-matrix lint lint-page bench mutants outputs outputs-compare clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
-	@echo "make lint      ruff, clang-format, import-linter and mypy"
+	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier and tsc"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
@@ -63,7 +67,6 @@ MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
 WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: lint $(TF_VENV)/.dev
-	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix build $(TYPESCRIPT) || echo "no npm: no type check of the page's scripts"
 	ANNOT_FUZZ=$(FUZZ) $(PYTEST) $(REST)
 	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
@@ -80,6 +83,15 @@ lint: $(VENV)/.dev
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
 	MYPYPATH=tests/support:samples $(BIN)/mypy annot samples tests/support tests/bench
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo "no npm: no checks of the page's scripts"; fi
+
+lint-page: $(PAGE_TOOLS)
+	build/node_modules/.bin/prettier --check --log-level warn $(PAGE)/*.js
+	build/node_modules/.bin/tsc --project $(PAGE)/jsconfig.json
+
+$(PAGE_TOOLS):
+	npm install --silent --no-audit --no-fund --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER)
+	@touch $@
 
 bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done

@@ -10,8 +10,6 @@ from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.keras import check_keras_backend
 
-__all__ = ["emit_ranges"]
-
 _PYTORCH_ONLY: Final = {"memory": False, "ops": False, "collectives": True, "compiled": True, "name": None}
 _TENSORFLOW_ONLY: Final = {"mode": None}
 """Options for one framework, with the defaults."""
@@ -83,18 +81,14 @@ def emit_ranges(
         return emit_torch_ranges(model, **_drop_options(options, _TENSORFLOW_ONLY, "TensorFlow"))
     # A partially imported package or Keras 2 lacks this class.
     if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
-        return _emit_keras_ranges(model, keras.config.backend(), options)
+        check_keras_backend(keras.config.backend())
+        from annot.tf import emit_ranges as emit_tensorflow_ranges
+
+        return emit_tensorflow_ranges(model, **_drop_options(options, _PYTORCH_ONLY, "PyTorch"))
     raise TypeError(
         "emit_ranges expects a torch.nn.Module or a layer or model of Keras 3, "
         f"got {type(model).__module__}.{type(model).__qualname__}"
     )
-
-
-def _emit_keras_ranges(model: Any, backend: str, options: dict[str, Any]) -> SwitchedBlock:
-    check_keras_backend(backend)
-    from annot.tf import emit_ranges as emit_tensorflow_ranges
-
-    return emit_tensorflow_ranges(model, **_drop_options(options, _PYTORCH_ONLY, "PyTorch"))
 
 
 def _drop_options(options: dict[str, Any], others: dict[str, Any], framework: str) -> dict[str, Any]:

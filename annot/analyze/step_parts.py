@@ -22,7 +22,7 @@ from annot.attribution.attribute import Attribution, known
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import worker_processes
 from annot.attribution.summary import step_spans
-from annot.labels.plain_names import WARM_UP
+from annot.labels.foreign import WARM_UP
 
 __all__ = [
     "COLLECTIVE_NAME",

@@ -16,7 +16,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.bit_layout import LEFT_OUT, high_of, low_of, owner_columns, pair
-from annot.attribution.column_ops import NONE
+from annot.attribution.column_ops import NONE, one_chunk
 from annot.attribution.dense_ids import Numbers
 from annot.attribution.launches import Launches
 from annot.attribution.nesting import Key, Nodes
@@ -50,7 +50,7 @@ class Busy:
     def __init__(self, node_parent: pl.Series, node_key: pl.Series) -> None:
         native = tables()
         keys = max(node_key.to_list(), default=NONE) + 1
-        self._native: Any = native and native.Busy(*column_ops.one_chunk(node_parent, node_key), keys)
+        self._native: Any = native and native.Busy(*one_chunk(node_parent, node_key), keys)
         self._nodes = None if self._native is not None else Nodes.of(node_parent, node_key)
         self._blocks: list[pl.DataFrame] = []
         self._last: int | None = None
@@ -61,7 +61,7 @@ class Busy:
         Returns whether the starts ascend over all calls. If not, the result is invalid.
         """
         if self._native is not None:
-            return bool(self._native.add(*column_ops.one_chunk(node, device, start, end)))
+            return bool(self._native.add(*one_chunk(node, device, start, end)))
         block = pl.DataFrame({"node": node, "device": device, "start": start, "end": end})
         block = block.filter(pl.col("node") != NONE)
         if block.is_empty():

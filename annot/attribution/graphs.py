@@ -29,7 +29,7 @@ from annot.attribution.ingest import IngestedRanges
 from annot.attribution.range_trees import Forest, grow
 from annot.labels.tag import DOMAIN
 from annot.profile import RANGES, Profile
-from annot.read.notes import counted, listed
+from annot.read.text import counted, listed
 
 __all__ = ["COPY", "MEMSET", "Captures", "grow_captured", "has_replays", "with_captures"]
 

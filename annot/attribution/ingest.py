@@ -32,10 +32,22 @@ from annot.attribution.bit_layout import TEXT_KEY_UNITS
 from annot.attribution.dense_ids import Threads
 from annot.attribution.nesting import innermost_around, spans_of
 from annot.labels import layer_path, tag
-from annot.labels.foreign import BATCH, DATA, DOMAINS, ENGINE, Label, operation, split_suffix, understand
-from annot.labels.fsdp import is_step, unwrapped
+from annot.labels.foreign import (
+    BATCH,
+    DATA,
+    DOMAINS,
+    ENGINE,
+    Label,
+    is_call,
+    is_step,
+    name_of,
+    operation,
+    phase_of,
+    split_suffix,
+    understand,
+    unwrapped,
+)
 from annot.labels.name_scopes import Scopes, is_operation
-from annot.labels.plain_names import is_call, name_of, phase_of
 from annot.labels.tag import DOMAIN
 
 __all__ = [

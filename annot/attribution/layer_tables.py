@@ -27,7 +27,7 @@ from annot.attribution.gpu_time import MEMORY_COLUMNS, UNATTRIBUTED
 from annot.attribution.nesting import KEY, Key
 from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels import layer_path
-from annot.labels.plain_names import phase_of
+from annot.labels.foreign import phase_of
 from annot.util.weak_keys import once_for_each
 
 __all__ = [

@@ -15,7 +15,7 @@ process (see `annot.attribution.ingest`).
 
 A plain range is one in an unknown format that a program opens itself. Its layer is the path of the plain ranges around
 it on its thread: ``train › step # › forward``. Ranges of other formats in between are left out of the path. Numbered
-siblings have one layer (see `annot.labels.plain_names.folded`). A range without a phase of its own has the phase of the
+siblings have one layer (see `annot.labels.foreign.folded`). A range without a phase of its own has the phase of the
 plain range around it. A range named step beside a forward or backward pass is the step of the optimizer.
 
 The GPU time launched inside crossing ranges is summed up beside the tree. The set of open crossing ranges is constant
@@ -36,8 +36,8 @@ from annot.attribution import column_ops
 from annot.attribution.bit_layout import high_of, low_of, pair
 from annot.attribution.column_ops import NONE
 from annot.attribution.dense_ids import Numbers
+from annot.labels.foreign import folded
 from annot.labels.layer_path import INSIDE
-from annot.labels.plain_names import folded
 
 __all__ = [
     "KEY",

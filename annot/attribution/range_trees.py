@@ -9,7 +9,7 @@ Three kinds of ranges get layers that the ranges around them do not have. The fi
 A kernel is inside the innermost layer that contains all of its layers, as in eager mode. The graph is a layer beside
 these, with its own time only: several graphs can run one layer.
 
-The second are layers that FSDP marks with a range at each end (see `annot.labels.fsdp`). A pass of a layer lasts from
+The second are layers that FSDP marks with a range at each end (`annot.labels.foreign`). A pass of a layer lasts from
 the start of the first ``pre`` range to the end of the last ``post`` range, on one thread:
 
     pre_forward (X)   operations of X   post_forward (X)        pre_backward (X)   …   post_backward_reduce (X)
@@ -41,7 +41,7 @@ from annot.attribution.dense_ids import Threads
 from annot.attribution.ingest import IngestedRanges, are_shared, placed
 from annot.attribution.nesting import KEY, Key, Keys, Nodes, contained_keys, in_order, nest
 from annot.labels import layer_path, tag
-from annot.labels.fsdp import hooks_of
+from annot.labels.foreign import hooks_of
 
 __all__ = [
     "Forest",

@@ -16,8 +16,7 @@ from annot.attribution.column_ops import NONE
 from annot.attribution.ingest import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_sequences import NAMES, is_update, repetition
-from annot.labels.plain_names import WARM_UP
-from annot.labels.serving import serving_step
+from annot.labels.foreign import WARM_UP, serving_step
 from annot.labels.tag import WORKER
 
 __all__ = [
@@ -67,7 +66,7 @@ SIZES: Final[dict[str, type[pl.DataType]]] = {
     "tokens": pl.Int64,
     "context": pl.Int64,
 }
-"""Kind and size of a step of a serving engine; see `annot.labels.serving.ServingStep`."""
+"""Kind and size of a step of a serving engine; see `annot.labels.foreign.ServingStep`."""
 _SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
 _REPETITION: Final = "the largest pattern of ranges that repeats"

@@ -46,7 +46,7 @@ from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_sequences import PHASES, phase_ranges
 from annot.attribution.steps import SIZES, Steps, fetches, of_main_kind, steady_steps, worker_processes
-from annot.labels.plain_names import WARM_UP
+from annot.labels.foreign import WARM_UP
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_step", "step_spans", "step_statistics", "summarize"]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from annot.analyze.peaks import Calibration
     from annot.torch.measured_peaks import Measurement
 
-__all__ = ["add_arguments", "run"]
-
 _BUSY = 0.5
 """Load per core from which other programs disturb the measurement."""
 _EXAMPLES = """\
@@ -48,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", metavar="DEVICE", help="cpu, cuda (also AMD GPUs) or cuda:N; default: the GPU, else the CPU"
     )
-    parser.add_argument("--threads", type=_threads, metavar="N", help="threads of a CPU; default: those of PyTorch")
+    parser.add_argument(
+        "--threads", type=output.whole_number(1, 4096), metavar="N", help="threads of a CPU; default: those of PyTorch"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write this file instead; it is replaced")
 
 
@@ -69,12 +69,6 @@ def run(args: argparse.Namespace) -> int:
         write_file(path, [calibration.as_bytes()], force=True)
     _print(calibration, path)
     return 0
-
-
-def _threads(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 4096:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 4096, got {text!r}")
-    return int(text)
 
 
 def _file_of(device: str) -> Path:

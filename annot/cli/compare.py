@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from annot.analyze.compare import Folds
     from annot.attribution.attribute import Attribution
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot compare before.sqlite after.sqlite
@@ -54,22 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the table: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )
     parser.add_argument("--all", action="store_true", help="print all rows that changed, and the notes")
-    parser.add_argument(
-        "--expand", action="append", nargs="?", const="", metavar="PATH",
-        help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
-        "without PATH (then write --expand after B); can be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--top",
-        type=output.number_type("of rows, 1 or more", lambda top: top >= 1, int),
-        metavar="N",
-        help="show the N rows whose time changes most, the largest change first",
-    )
-    parser.add_argument(
-        "--min-share",
-        metavar="P",
-        help="hide rows below P percent of the time of the longer run",
-        type=output.number_type("from 0 to 100", lambda value: 0 <= value <= 100, lambda t: float(t.removesuffix("%"))),
+    output.add_row_arguments(
+        parser, last="B", top="whose time changes most, the largest change first", total="the time of the longer run"
     )
     output.add_step_arguments(parser)
     output.add_output_arguments(parser, "html")
@@ -97,9 +81,12 @@ def run(args: argparse.Namespace) -> int:
     from annot.report.terminal.compare import ComparisonReport, print_comparison, print_comparison_answer
 
     output.settle_format(args)
-    is_answer = not args.all and all(getattr(args, name) is None for name in ("by", *_TABLE_OPTIONS))
+    is_answer = not args.all and not output.given(args, "by", *_TABLE_OPTIONS)
     args.by = args.by or "layer"
-    if problem := _usage_problem(args):
+    problem = output.row_problem(args, "rows", *_TABLE_OPTIONS)
+    if problem is None and args.expand is not None and args.by != "layer":
+        problem = f"--expand cannot be combined with --by {args.by}: it shows layers"
+    if problem is not None:
         raise output.UsageError(problem)
     output.check_output(args, args.a, args.b)
     with progress():
@@ -110,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise AnnotError(str(error)) from None
     if args.format == "html":
-        _write_page(sides[0], sides[1], args)
+        from annot.report.page.data import comparison_data
+        from annot.report.page.render import as_page
+
+        data = comparison_data(sides[0], sides[1], (args.a, args.b), args.by)
+        output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)
     else:
         report = ComparisonReport(comparison, args.a, args.b, args.top, (args.min_share or 0) / 100)
         table = partial(print_comparison, report, full_names=args.full_names)
@@ -133,18 +124,6 @@ def run(args: argparse.Namespace) -> int:
     return _SLOWER if slower or step else 0
 
 
-def _usage_problem(args: argparse.Namespace) -> str | None:
-    """Return the error message for a wrong combination of options, or None."""
-    given = [name for name in _TABLE_OPTIONS if getattr(args, name) is not None]
-    if args.format == "html" and given:
-        return f"--{given[0].replace('_', '-')} cannot be combined with --format html: the page contains all rows"
-    if args.expand is not None and args.format != "table":
-        return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
-    if args.expand is not None and args.by != "layer":
-        return f"--expand cannot be combined with --by {args.by}: it shows layers"
-    return None
-
-
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
     from annot.attribution.layer_tables import by_line
@@ -164,11 +143,3 @@ def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, 
     if len(wrong) == len(sides):
         raise wrong[0]
     return folds[0], folds[1]
-
-
-def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:
-    from annot.report.page.data import comparison_data
-    from annot.report.page.render import as_page
-
-    data = comparison_data(a, b, (args.a, args.b), args.by)
-    output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)

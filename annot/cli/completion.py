@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   annot completion bash > ~/.local/share/bash-completion/completions/annot

@@ -14,9 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annot.doctor.checks import Check
-
-__all__ = ["add_arguments", "run"]
+    from annot.doctor.finding import Check
 
 _EXAMPLES = """\
 examples:

@@ -12,8 +12,6 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-__all__ = ["CHAPTERS", "add_arguments", "chapter", "run"]
-
 CHAPTERS: Final = {
     "installation": "requirements, extras, the demonstration",
     "recording": "scripts, functions, notebooks, Nsight Systems; missing ranges; costs",

@@ -15,8 +15,6 @@ from typing import Any, Final, NoReturn
 
 from annot.util.ascii import ERRORS
 
-__all__ = ["COMMANDS", "main", "make_parser", "with_command"]
-
 COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
     "report": "print the time of each layer in a profile; annot PROFILE is short for it",
@@ -129,13 +127,11 @@ def _dispatch(words: list[str]) -> int:
 def with_command(words: list[str]) -> list[str]:
     """Return the arguments with the command: `annot PROFILE` is short for `annot report PROFILE`."""
     first = words[0] if words else "--help"
-    is_report = first not in ("-h", "--help", "--version") if first.startswith("-") else _is_profile(first)
+    if first.startswith("-"):
+        is_report = first not in ("-h", "--help", "--version")
+    else:  # a file, a pattern or a URL
+        is_report = first not in COMMANDS and (os.path.exists(first) or any(mark in first for mark in "./*?"))
     return ["report", *words] if is_report else words
-
-
-def _is_profile(word: str) -> bool:
-    """Return whether a word is a file, a pattern or a URL, and not a command."""
-    return word not in COMMANDS and (os.path.exists(word) or any(mark in word for mark in "./*?"))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
     from annot.report.export.json_csv_parquet import Tabular
     from annot.runs.run import Run
-
-__all__ = [
-    "UsageError", "add_output_arguments", "add_peaks_argument", "add_step_arguments", "check_output", "console_for",
-    "deliver", "drop_output", "number_type", "opened", "say", "settle_format", "show_page",
-]  # fmt: skip
+    from annot.runs.selection import Selection
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {
@@ -50,6 +46,25 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("--full-names", action="store_true", help="print the names of kernels in full; files have both")
     if "html" in more:
         parser.add_argument("--open", action="store_true", help="open the page in the browser (needs -o OUT.html)")
+
+
+def add_row_arguments(parser: argparse.ArgumentParser, *, last: str, top: str, total: str) -> None:
+    """Add the options that select rows.
+
+    Args:
+        parser: parser of the command.
+        last: name of its last positional argument.
+        top: which rows --top shows.
+        total: the time of which --min-share is a part.
+    """
+    parser.add_argument(
+        "--expand", action="append", nargs="?", const="", metavar="PATH",
+        help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
+        f"without PATH (then write --expand after {last}); can be repeated",
+    )  # fmt: skip
+    parser.add_argument("--top", type=whole_number(1), metavar="N", help=f"show the N rows {top}")
+    percent = number_type("from 0 to 100", lambda value: 0 <= value <= 100, lambda text: float(text.removesuffix("%")))
+    parser.add_argument("--min-share", type=percent, metavar="P", help=f"hide rows below P percent of {total}")
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,13 +123,36 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
         raise AnnotError(f"{args.output} is an input profile: use another name with -o")
 
 
-def opened(path: str, args: argparse.Namespace) -> Run:
-    """Return a profile with the options of `add_step_arguments`, and of `add_peaks_argument` if the command has it."""
-    from annot.runs.run import Run
+def given(args: argparse.Namespace, *names: str) -> str | None:
+    """Return the first of some options that is set, as the user writes it, or None."""
+    are_set = (name for name in names if getattr(args, name) is not None and getattr(args, name) is not False)
+    return next((f"--{name.replace('_', '-')}" for name in are_set), None)
+
+
+def row_problem(args: argparse.Namespace, contents: str, *table_options: str) -> str | None:
+    """Return the error message for options of tables with another format, or None; `contents` are those of pages."""
+    if args.format == "html" and (extra := given(args, *table_options)):
+        return f"{extra} cannot be combined with --format html: the page contains all {contents}"
+    if args.expand is not None and args.format != "table":
+        return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
+    return None
+
+
+def selection_of(args: argparse.Namespace) -> Selection:
+    """Return the part of the profile that `add_step_arguments` and the other options of the command select."""
     from annot.runs.selection import Selection
 
-    peaks = getattr(args, "peaks", None)
-    return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind, peaks=peaks))
+    return Selection(
+        args.domain, args.steps, args.step_range, args.step_kind, by_process=getattr(args, "by_process", False),
+        captures=tuple(getattr(args, "capture", None) or ()), peaks=getattr(args, "peaks", None),
+    )  # fmt: skip
+
+
+def opened(path: str, args: argparse.Namespace) -> Run:
+    """Return a profile, of which the options select a part."""
+    from annot.runs.run import Run
+
+    return Run(path, selection_of(args))
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
@@ -122,7 +160,16 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
     if args.output is None and args.format == "table":
         show(console_for(sys.stdout))
         return
-    content = _rendered(report, show, args.format)
+    from annot.report.export.json_csv_parquet import as_csv, as_json, as_jsonl, as_parquet
+    from annot.report.terminal.layout import plain_text
+
+    content: Iterable[bytes]
+    if args.format == "parquet":
+        content = [as_parquet(report)]
+    elif args.format == "table":
+        content = [plain_text(show, _UNLIMITED).encode()]
+    else:
+        content = (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[args.format](report))
     if args.output is None:
         sys.stdout.buffer.writelines(content)  # UTF-8 in any locale, for other programs
     else:
@@ -158,17 +205,6 @@ def say(line: str) -> None:
     print(f"annot: {line}", file=sys.stderr, flush=True)
 
 
-def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterable[bytes]:
-    from annot.report.export.json_csv_parquet import as_csv, as_json, as_jsonl, as_parquet
-    from annot.report.terminal.layout import plain_text
-
-    if form == "parquet":
-        return [as_parquet(report)]
-    if form == "table":
-        return [plain_text(show, _UNLIMITED).encode()]
-    return (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
-
-
 def number_type(
     must: str, fits: Callable[[float], bool], parse: Callable[[str], float] = float
 ) -> Callable[[str], float]:
@@ -182,6 +218,18 @@ def number_type(
         if not fits(value):
             raise argparse.ArgumentTypeError(f"must be a number {must}, got {text!r}")
         return value
+
+    return number
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a type for an option: a whole number from `least` to `most`."""
+    allowed = f", {least} or more" if most is None else f" from {least} to {most}"
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= (most or int(text)):
+            raise argparse.ArgumentTypeError(f"must be a whole number{allowed}, got {text!r}")
+        return int(text)
 
     return number
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
     from rich.text import Text
 
-__all__ = ["progress"]
-
 _SECONDS = 2.0
 
 

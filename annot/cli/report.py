@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from annot.report.terminal.ranks import RanksReport
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
-    from annot.runs.selection import Selection
-
-__all__ = ["add_arguments", "print_report", "run"]
 
 _EXPORTS = ("trace", "tensorboard", "nsys-rep")
 """Formats of files for other tools."""
@@ -100,22 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="print the whole table below the answer: all layers, totals, notes"
     )
     parser.add_argument("--each", action="store_true", help="single executions instead of sums (--by layer or kernel)")
-    parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost layers")
     parser.add_argument(
-        "--expand", action="append", nargs="?", const="", metavar="PATH",
-        help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
-        "without PATH (then write --expand after PROFILE); can be repeated",
+        "--depth", type=output.whole_number(0), metavar="N", help="show N levels of layers below the outermost layers"
+    )
+    output.add_row_arguments(
+        parser, last="PROFILE", top="with the most time, the longest first; of layers, the most self time",
+        total="the total time",
     )  # fmt: skip
-    parser.add_argument(
-        "--top",
-        type=_positive,
-        metavar="N",
-        help="show the N rows with the most time, the longest first; of layers, the most self time",
-    )
-    percent = output.number_type(
-        "from 0 to 100", lambda value: 0 <= value <= 100, lambda text: float(text.removesuffix("%"))
-    )
-    parser.add_argument("--min-share", type=percent, metavar="P", help="hide rows below P percent of the total time")
     parser.add_argument(
         "--sort",
         choices=("order", "time"),
@@ -145,10 +133,13 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         "annot compares several profiles or processes --by layer, module, kernel, op, step, phase,\n"
         "expert or stage, and --by layer also with --columns work or communication. Other tables need\n--rank.",
     )
-    ranks.add_argument("--rank", type=_number, metavar="N", help="print the report of this rank only")
+    ranks.add_argument("--rank", type=output.whole_number(0), metavar="N", help="print the report of this rank only")
     ranks.add_argument("--by-process", action="store_true", help="treat each process with layers or steps as a rank")
     ranks.add_argument(
-        "--workers", type=_positive, metavar="N", help="number of processes that read profiles; default: one per CPU"
+        "--workers",
+        type=output.whole_number(1),
+        metavar="N",
+        help="number of processes that read profiles; default: one per CPU",
     )
     ranks.add_argument(
         "--dask",
@@ -171,10 +162,8 @@ def run(args: argparse.Namespace) -> int:
             _write_profile(args)
             return 0
         report = _report(args)
-    show = partial(_print, report, full_names=args.full_names, more="" if args.all else _MORE, table=_is_table(args))
-    if args.output is None and args.format == "table":
-        show(output.console_for(sys.stdout))
-        return 0
+    table = output.given(args, *_TABLE_OPTIONS) is not None
+    show = partial(_print, report, full_names=args.full_names, more="" if args.all else _MORE, table=table)
     output.deliver(report, show, args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
@@ -203,39 +192,20 @@ def _row(text: str) -> str:
     return text
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if (number := _number(text)) == 0:
-        raise argparse.ArgumentTypeError("must be at least 1, got 0")
-    return number
-
-
 _TABLE_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort")
 _VIEW_OPTIONS = (*_TABLE_OPTIONS, "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
-_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture", "peaks")
 
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
-
-    def given(*names: str) -> str | None:
-        return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False)), None)
-
-    if args.format == "html" and (extra := given(*_VIEW_OPTIONS)):
-        return f"{extra} cannot be combined with --format html: the page contains all tables"
     if args.format in _EXPORTS:
-        if extra := given(*_VIEW_OPTIONS, *_RANK_OPTIONS):
+        if extra := output.given(args, *_VIEW_OPTIONS, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
         if len(args.profiles) > 1:
             return f"--format {args.format} needs exactly one PROFILE, got {len(args.profiles)}"
-    if args.expand is not None and args.format != "table":
-        return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
+    if problem := output.row_problem(args, "tables", *_VIEW_OPTIONS):
+        return problem
     if args.workers and args.dask not in (None, "local"):
         return "--workers cannot be combined with a Dask scheduler, which has its own workers: use it with --dask local"
     return _view_problem(args)
@@ -258,25 +228,15 @@ def _view_problem(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _selection(args: argparse.Namespace) -> Selection:
-    from annot.runs.selection import Selection
-
-    captures = tuple(args.capture or ())
-    return Selection(
-        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures,
-        peaks=args.peaks,
-    )  # fmt: skip
-
-
 def _write_profile(args: argparse.Namespace) -> None:
     """Write the HTML page, or a file for another tool."""
     from annot.report.page.render import as_page
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
-    from annot.runs.run import Run, page_of
+    from annot.runs.run import page_of
 
     if args.format != "html":
-        _export(Run(args.profiles[0], _selection(args)), args)
+        _export(output.opened(args.profiles[0], args), args)
         return
     run = _opened(args)
     if isinstance(run, Ranks):
@@ -290,26 +250,26 @@ def _write_profile(args: argparse.Namespace) -> None:
 
 def _opened(args: argparse.Namespace) -> Run | Ranks:
     """Return the profile, or the ranks if there are several, or options for ranks."""
-    from annot.runs.run import Run
-
-    paths, selection = args.profiles, _selection(args)
+    paths = args.profiles
     if len(paths) > 1 or not os.path.isfile(paths[0]):
         from annot.runs.profile_files import expand
 
         paths = expand(paths)
     if len(paths) == 1 and args.rank is None and not args.by_process:
-        return Run(paths[0], selection)
+        return output.opened(paths[0], args)
     from annot.runs.gather import Ranks
 
-    return Ranks(paths, selection, workers=args.workers, dask=args.dask)
+    return Ranks(paths, output.selection_of(args), workers=args.workers, dask=args.dask)
 
 
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
     from annot.report.export import files
-    from annot.report.export.nsys_report import enrich
+    from annot.report.export.nsys_report import enrich, report_of_profile
 
-    report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
+    report = report_of_profile(run.file) if args.format == "nsys-rep" else None
+    if report is not None and args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
+        raise AnnotError(f"{args.output} is the input: use another name with -o")
     attribution = run.attribution_with_calls
     try:
         if report is not None:
@@ -319,15 +279,6 @@ def _export(run: Run, args: argparse.Namespace) -> None:
             write(attribution, run.path, args.output, force=args.force)
     except OSError as error:
         raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
-
-
-def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
-    from annot.report.export.nsys_report import report_of_profile
-
-    report = report_of_profile(run.file)
-    if args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
-        raise AnnotError(f"{args.output} is the input: use another name with -o")
-    return report
 
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
@@ -370,11 +321,6 @@ def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Repo
 _MORE = "--all; page: -o page.html"
 
 
-def _is_table(args: argparse.Namespace) -> bool:
-    """Return whether the options ask for a table."""
-    return any(getattr(args, name) not in (None, False) for name in _TABLE_OPTIONS)
-
-
 def _print(
     report: Report | RanksReport, console: Console, *, full_names: bool = False, more: str = "",
     table: bool = False,
@@ -385,19 +331,15 @@ def _print(
     from annot.report.terminal.table import print_rest, print_table
 
     if not isinstance(report, Report):
-        _print_ranks(report, console, full_names=full_names, more=more, table=table)
+        from annot.report.terminal.ranks import print_ranks, print_ranks_answer
+
+        if not table:
+            print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
+        if table or not more:
+            print_ranks(report, console, full_names=full_names, with_verdict=table)
     elif table:
         print_table(report, console, full_names=full_names)
     else:
         print_answer(report, console, more=more, reasons="--by advice")
         if not more:
             print_rest(report, console)
-
-
-def _print_ranks(report: RanksReport, console: Console, *, full_names: bool, more: str, table: bool) -> None:
-    from annot.report.terminal.ranks import print_ranks, print_ranks_answer
-
-    if not table:
-        print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
-    if table or not more:
-        print_ranks(report, console, full_names=full_names, with_verdict=table)

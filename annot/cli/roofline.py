@@ -16,15 +16,9 @@ from __future__ import annotations
 import argparse
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from annot.cli import output
-
-if TYPE_CHECKING:
-    from annot.analyze.peaks import Peaks
-    from annot.attribution.attribute import Attribution
-
-__all__ = ["add_arguments", "run"]
 
 _EXAMPLES = """\
 examples:
@@ -54,44 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the roofline and return the exit status."""
-    if problem := _usage_problem(args):
-        raise output.UsageError(problem)
+    if (args.peak_flops is None) != (args.peak_bandwidth is None):
+        raise output.UsageError("--peak-flops and --peak-bandwidth must be used together")
+    if args.peaks is not None and args.peak_flops is not None:
+        raise output.UsageError("--peak-flops cannot be combined with --peaks")
     output.settle_format(args)
     output.check_output(args, args.profile)
-    _report(args)
-    return 0
-
-
-def _usage_problem(args: argparse.Namespace) -> str | None:
-    if (args.peak_flops is None) != (args.peak_bandwidth is None):
-        return "--peak-flops and --peak-bandwidth must be used together"
-    if args.peaks is not None and args.peak_flops is not None:
-        return "--peak-flops cannot be combined with --peaks"
-    return None
-
-
-def _report(args: argparse.Namespace) -> None:
+    from annot.analyze.hardware_counters import default_peaks
+    from annot.analyze.peaks import given_peaks
     from annot.analyze.roofline import kernel_roofline, layer_roofline
     from annot.report.terminal.roofline import print_roofline, roofline_report
     from annot.report.views import find_view
 
     run, total = output.opened(args.profile, args), args.format != "table"
     attribution = run.attribution_for(find_view("layer"), total=total)
-    peaks = _peaks(args, attribution)
+    if args.peak_flops is not None:
+        peaks = given_peaks(args.peak_flops, args.peak_bandwidth)
+    else:
+        peaks = default_peaks(attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
     report = roofline_report(args.by, rows, peaks, args.profile)
     if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
         report = report.per_step(steps)
     output.deliver(report, partial(print_roofline, report, full_names=args.full_names), args)
-
-
-def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks:
-    from annot.analyze.hardware_counters import default_peaks
-    from annot.analyze.peaks import given_peaks
-
-    if args.peak_flops is not None:
-        return given_peaks(args.peak_flops, args.peak_bandwidth)
-    return default_peaks(attribution)
+    return 0
 
 
 def _amount(text: str) -> float:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
     from annot.collect.run import Collected
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot run -- python train.py
@@ -71,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    from annot.collect.collectors import CommandError, choose, collect
+    from annot.collect.collectors import choose, collect
+    from annot.collect.run import CommandError
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -107,7 +106,7 @@ def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> None:
     for note in collected.notes:
         say(note)
     if not collected.ranges:
-        _explain_nothing(outcome, collected, layers=layers)
+        _explain_nothing(outcome.out, collected, ended, layers=layers)
         return
     if ended:
         say(f"{ended}. {outcome.out} has the ranges recorded until then")
@@ -129,16 +128,15 @@ def _end_of(status: int) -> str:
     return f"the command ended with status {status}{name}"
 
 
-def _explain_nothing(outcome: Outcome, collected: Collected, *, layers: bool) -> None:
+def _explain_nothing(out: Path, collected: Collected, ended: str, *, layers: bool) -> None:
     """Say why no ranges were recorded: the collector failed, the command failed, or it emits none."""
-    ended = _end_of(outcome.status)
     if collected.obstacle:
         say(f"error: {f'{ended}, and ' if ended else ''}no ranges were recorded: {collected.obstacle}")
         return
     if ended and collected.too_early:
         say(f"{ended} {collected.too_early}. No profile was written")
         return
-    written = f", so {outcome.out} was not written" if collected.too_early else f" in {outcome.out}"
+    written = f", so {out} was not written" if collected.too_early else f" in {out}"
     advice = "Wrap training in `with annot.emit_ranges(model):`, use `annot run --layers`"
     if layers:
         advice = "No Python process that can import annot called a PyTorch or Keras model. Check the command"

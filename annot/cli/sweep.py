@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from annot.sweep.grid import Sweep
     from annot.sweep.runs import Result
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES = """\
 examples:
   annot sweep sweep.toml --dry-run

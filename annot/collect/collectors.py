@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from annot.collect.nsys import NsysCollector, report_of
-from annot.collect.parts_folder import PartsFolder
+from annot.collect.parts_folder import FolderExistsError, PartsFolder, check_free
 from annot.collect.run import (
     SIGNALED,
     Collected,
     Collector,
-    CommandError,
     Job,
     built_recorder,
     nothing_recorded,
@@ -27,8 +26,6 @@ from annot.collect.run import (
 )
 from annot.errors import AnnotError, EmptyProfileError
 from annot.util.installed_tools import find_nsys, python_of
-
-__all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "collect"]
 
 _WITHOUT_MODEL: Final = "before it called a model"
 _WITHOUT_TRACE: Final = f"{_WITHOUT_MODEL}, or ran Python with -I, -E or -S: torch.profiler wrote no trace"
@@ -201,33 +198,23 @@ def collect(
 def _reserve(out: Path | None, collector: Collector, force: bool) -> tuple[Path, PartsFolder]:
     if out is not None:
         _check_free(out, collector, force)
-        try:
-            return out, PartsFolder(out, force=force)
-        except FileExistsError:
-            raise AnnotError(
-                f"{out}.parts exists: another run is writing {out}, or was killed; remove the folder or use --force"
-            ) from None
+        return out, PartsFolder(out, force=force, flag="--force")
     for number in itertools.count(1):
         out = Path(f"annot{number}{collector.suffix}")
         if any(os.path.lexists(path) for path in (out, *_extra_outputs(out, collector))):
             continue
         try:
             return out, PartsFolder(out, force=False)
-        except FileExistsError:
+        except FolderExistsError:
             continue
     raise AssertionError("unreachable: the numbers are unlimited")
 
 
 def _check_free(out: Path, collector: Collector, force: bool) -> None:
-    if out.is_dir():
-        raise AnnotError(f"{out} is a folder: use -o with a file name")
     if out.suffix == ".nsys-rep":
         raise AnnotError(f"{out} is a report of Nsight Systems: use -o {out.with_suffix('.sqlite')}, its export")
     for path in (out, *_extra_outputs(out, collector)):
-        if os.path.lexists(path) and not force:
-            raise AnnotError(f"{path} exists: use another name with -o, or replace it with --force")
-        if path.exists() and not path.is_file():
-            raise AnnotError(f"{path} is not a regular file: use another name with -o")
+        check_free(path, force=force, other="another name with -o", flag="--force")
 
 
 def _extra_outputs(out: Path, collector: Collector) -> list[Path]:

@@ -11,8 +11,6 @@ import wrapt
 from annot.emit import client, guard, search
 from annot.emit.patches import Patches
 
-__all__ = ["search_when_imported"]
-
 _NOTE: Final = "models run without ranges"
 
 
@@ -55,7 +53,7 @@ def _search_keras(keras: Any) -> None:
     from annot.keras.found_models import FoundModels
 
     models = FoundModels(_tensorflow_block if backend == "tensorflow" else None)
-    search.on_end(models.remove)
+    search.on_end(models.undo)
     models.install()
 
 

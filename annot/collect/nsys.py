@@ -19,8 +19,6 @@ from annot.collect.run import SIGNALED, Collected, Job, Relay, environment, noth
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 
-__all__ = ["NsysCollector", "report_of"]
-
 _GPU_TRACES = "cuda,nvtx,cudnn,cublas"
 _ACTIVITIES = {f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")}
 # nsys 2022.4 sometimes exits with "End of file" before it starts the command; a retry works.

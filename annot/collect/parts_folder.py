@@ -17,8 +17,6 @@ from typing import Final
 from annot.errors import AnnotError
 from annot.read.recording.files import PART_SUFFIX, retire
 
-__all__ = ["LOCK", "PartsFolder"]
-
 LOCK: Final = "annot.lock"
 """Name of the lock file. It contains the id of the last process that locked it."""
 
@@ -28,11 +26,15 @@ _WRITTEN_BY_ANNOT: Final = re.compile(
 """Names of all files that collectors write."""
 
 
+class FolderExistsError(AnnotError):
+    """The folder of a recording exists."""
+
+
 class PartsFolder:
     """Folder of the recording of a profile, locked by this process. `force` reuses the folder of a killed recording.
 
-    It raises FileExistsError for an existing folder without `force`, AnnotError for one that is in use, holds files of
-    the user or cannot be created.
+    It raises FolderExistsError for an existing folder without `force`, which the user calls `flag`, and AnnotError for
+    one that is in use, holds files of the user or cannot be created.
     """
 
     path: Path
@@ -40,13 +42,16 @@ class PartsFolder:
     target: Path
     """Absolute path of the profile, because the program may change the working directory."""
 
-    def __init__(self, out: Path, *, force: bool) -> None:
+    def __init__(self, out: Path, *, force: bool, flag: str = "force=True") -> None:
         self.path, self.target = Path(os.path.abspath(f"{out}.parts")), Path(os.path.abspath(out))
         try:
             self.path.mkdir()
         except FileExistsError:
             if not force:
-                raise
+                raise FolderExistsError(
+                    f"{out}.parts exists: another recording is writing {out}, or was killed; remove the folder or use "
+                    f"{flag}"
+                ) from None
             self._lock = _lock_of_other(self.path)
         except OSError as error:
             raise AnnotError(f"{out} cannot be written: {self.path.parent}: {error.strerror}") from None
@@ -80,6 +85,16 @@ class PartsFolder:
             if _identity(os.fstat(self._lock)) == self._file:  # the program may have closed it and reused its number
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
                 os.close(self._lock)
+
+
+def check_free(path: Path, *, force: bool, other: str = "another name", flag: str = "force=True") -> None:
+    """Raise AnnotError if a profile cannot be written. `other` and `flag` say how to use another name and `force`."""
+    if path.is_dir():
+        raise AnnotError(f"{path} is a folder: use the name of a file")
+    if os.path.lexists(path) and not force:
+        raise AnnotError(f"{path} exists: use {other}, or replace it with {flag}")
+    if path.exists() and not path.is_file():
+        raise AnnotError(f"{path} is not a regular file: use {other}")
 
 
 def _new_lock(folder: Path) -> int:

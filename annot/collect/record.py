@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from annot.collect.parts_folder import PartsFolder
     from annot.read.recording.export import Recording
 
-__all__ = ["record"]
-
 _INJECTION: Final = "NVTX_INJECTION64_PATH"
 _FOLDER: Final = "ANNOT_RECORD_DIR"
 
@@ -57,16 +55,34 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __enter__(self) -> Self:
         self.recording = None
+        from annot.collect.parts_folder import PartsFolder, check_free
         from annot.collect.run import built_recorder
+        from annot.emit import client
 
         library = built_recorder()
-        self._check_path()
+        check_free(self.path, force=self._force)
+        parent = Path(os.path.abspath(self.path)).parent
+        if not parent.is_dir():
+            raise AnnotError(f"{self.path} cannot be written: the folder {parent} does not exist")
         recorder = ctypes.CDLL(library)
         obstacle = _obstacle(library, recorder)
         if obstacle:
             warn(f"{obstacle}: {self.path} is not written", stacklevel=2)
             return self
-        self._begin(library, recorder)
+        folder = PartsFolder(self.path, force=self._force)
+        self._set_environ(_INJECTION, library)
+        blind = _nvtx_is_blind(recorder)
+        error = recorder.annot_recorder_start(os.fsencode(folder.path))
+        if error:
+            self._restore_environ()
+            folder.remove()
+            raise AnnotError(f"{self.path} cannot be written: {folder.path}: {os.strerror(error)}")
+        self._set_environ(_FOLDER, str(folder.path))
+        self._recorder, self._folder, self._pid = recorder, folder, os.getpid()
+        client.reattach()
+        if blind:
+            own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
+            warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=2)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -82,46 +98,6 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         if os.path.abspath(self.path) != str(folder.target):  # the program changed the working directory
             self.path = folder.target
         self._write(folder)
-
-    def _check_path(self) -> None:
-        if self.path.is_dir():
-            raise AnnotError(f"{self.path} is a folder: use the name of a file")
-        if os.path.lexists(self.path) and not self._force:
-            raise AnnotError(f"{self.path} exists: use another name, or replace it with force=True")
-        if self.path.exists() and not self.path.is_file():
-            raise AnnotError(f"{self.path} is not a regular file: use another name")
-        folder = Path(os.path.abspath(self.path)).parent
-        if not folder.is_dir():
-            raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
-
-    def _make_folder(self) -> PartsFolder:
-        from annot.collect.parts_folder import PartsFolder
-
-        try:
-            return PartsFolder(self.path, force=self._force)
-        except FileExistsError:
-            raise AnnotError(
-                f"{self.path}.parts exists: another recording is writing {self.path}, or was killed; remove the "
-                "folder or use force=True"
-            ) from None
-
-    def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
-        from annot.emit import client
-
-        folder = self._make_folder()
-        self._set_environ(_INJECTION, library)
-        blind = _nvtx_is_blind(recorder)
-        error = recorder.annot_recorder_start(os.fsencode(folder.path))
-        if error:
-            self._restore_environ()
-            folder.remove()
-            raise AnnotError(f"{self.path} cannot be written: {folder.path}: {os.strerror(error)}")
-        self._set_environ(_FOLDER, str(folder.path))
-        self._recorder, self._folder, self._pid = recorder, folder, os.getpid()
-        client.reattach()
-        if blind:
-            own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
-            warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=3)
 
     def _write(self, folder: PartsFolder) -> None:
         try:

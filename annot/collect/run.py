@@ -22,11 +22,6 @@ SIGNALED: Final = 128
 """A shell reports this status plus the number of the signal that ended a command."""
 _SITE: Final = Path(__file__).parent / "site"
 
-__all__ = [
-    "SIGNALED", "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment",
-    "nothing_recorded", "resolve_command", "run_child", "shell_status",
-]  # fmt: skip
-
 
 class CommandError(AnnotError):
     """The command cannot be run; `status` is the exit status that a shell would return."""
@@ -112,14 +107,11 @@ def resolve_command(command: Sequence[str]) -> str:
             raise CommandError(f"{candidate} is a folder, not a command", 126)
         if os.path.exists(candidate):
             raise CommandError(f"{candidate} is not executable: run chmod +x, or put the interpreter before it", 126)
-    raise CommandError(f"command {name!r} not found{_hint(name)}", 127)
-
-
-def _hint(name: str) -> str:
-    """Return a hint if the word is a file in the current folder, which is usually not in ``$PATH``."""
-    if not os.path.isfile(name):
-        return ""
-    return f"; run the file as {shlex.join(['python', name] if name.endswith('.py') else [os.path.join('.', name)])}"
+    hint = ""
+    if os.path.isfile(name):  # the current folder is usually not in $PATH
+        words = ["python", name] if name.endswith(".py") else [os.path.join(".", name)]
+        hint = f"; run the file as {shlex.join(words)}"
+    raise CommandError(f"command {name!r} not found{hint}", 127)
 
 
 def environment(job: Job, **prepared: str) -> dict[str, str]:

@@ -13,8 +13,6 @@ import wrapt
 from annot.emit import class_sources, client
 from annot.emit.machine import machine
 
-__all__ = ["profile_when_imported"]
-
 
 def profile_when_imported(output: str) -> None:
     """Start torch.profiler when torch is imported, and write the Chrome trace to `output` when the process ends."""

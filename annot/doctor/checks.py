@@ -8,10 +8,8 @@ Kubernetes, WSL).
 from __future__ import annotations
 
 from annot.doctor import containers, gpu, profilers, ranges
-from annot.doctor.finding import Check, Machine, State
+from annot.doctor.finding import Check, Machine
 from annot.util.installed_tools import find_nsys
-
-__all__ = ["Check", "Machine", "State", "examine"]
 
 
 def examine(collector: str = "auto") -> list[Check]:

@@ -8,8 +8,6 @@ from typing import Final
 from annot.doctor.finding import Check, Machine
 from annot.util.installed_tools import has_gpu_driver
 
-__all__ = ["container_of", "examine", "permissions"]
-
 _PARAMETERS: Final = "/proc/driver/nvidia/params"
 _PARANOID: Final = "/proc/sys/kernel/perf_event_paranoid"
 _SAMPLING: Final = 2

@@ -9,8 +9,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Check", "Machine", "State", "folder_of"]
-
 State = Literal["ok", "note", "problem"]
 
 

@@ -13,8 +13,6 @@ from typing import Final
 from annot.doctor.finding import Check, Machine, folder_of
 from annot.util.installed_tools import Nsys, has_gpu_driver, version_of
 
-__all__ = ["Build", "builds", "checks_of", "examine"]
-
 _DRIVER: Final = "/proc/driver/nvidia/version"
 _INSTALL_DRIVER: Final = "sudo apt install nvidia-driver && sudo reboot"
 _RUNTIME_PACKAGES: Final = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")

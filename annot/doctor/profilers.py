@@ -8,8 +8,6 @@ import sys
 from annot.doctor.finding import Check, Machine
 from annot.util.installed_tools import Nsys, find_ncu, has_gpu_driver, has_nsys_writer
 
-__all__ = ["examine"]
-
 _INSTALL_NSYS = "sudo apt install nsight-systems"
 
 

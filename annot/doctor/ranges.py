@@ -18,8 +18,6 @@ from annot.doctor.finding import Check, Machine, State, folder_of
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release, version_of
 
-__all__ = ["examine", "nvtx_package", "self_test", "switches"]
-
 _SELF_TEST: Final = """
 import annot
 for name in ("one", "two", "three"):
@@ -45,7 +43,13 @@ _REQUIRED: Final = {
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
     """Check everything about ranges except the self-test. `nsys` is the one that `annot run` uses."""
-    return [*switches(machine), *_native_parts(), nvtx_package(version_of("nvtx"), nsys), *_tensorflow_modes()]
+    built = {
+        "recorder": any(Path(native.__file__).parent.glob("_recorder*.so")),
+        "fast call path": importlib.util.find_spec("annot.native._emit") is not None,
+        "fast reading": importlib.util.find_spec("annot.native._tables") is not None,
+    }
+    native_parts = [_native_part(name, is_built) for name, is_built in built.items()]
+    return [*switches(machine), *native_parts, nvtx_package(version_of("nvtx"), nsys), *_tensorflow_modes()]
 
 
 def switches(machine: Machine) -> list[Check]:
@@ -59,23 +63,14 @@ def switches(machine: Machine) -> list[Check]:
         text = "ANNOT_DISABLE_NATIVE disables the C extensions: ranges cost more, and reports take longer"
         checks.append(Check("environment", "note", text, "unset ANNOT_DISABLE_NATIVE"))
     for name, consequence in _INJECTIONS.items():
-        if tool := environ.get(name):
-            checks.append(_injection(machine, name, tool, consequence))
+        tool = environ.get(name)
+        # The loader searches a bare name in its library paths.
+        if tool and ("/" not in tool or machine.exists(os.path.abspath(tool))):
+            text = f"{name} is already set to {tool}: {consequence}"
+            checks.append(Check("environment", "note", text, f"unset {name}"))
+        elif tool:
+            checks.append(Check("environment", "problem", f"{name} is {tool}, which does not exist", f"unset {name}"))
     return checks or [Check("environment", "ok", "no variable disables ranges")]
-
-
-def _injection(machine: Machine, name: str, tool: str, consequence: str) -> Check:
-    if "/" not in tool or machine.exists(os.path.abspath(tool)):  # the loader searches a bare name in its library paths
-        return Check("environment", "note", f"{name} is already set to {tool}: {consequence}", f"unset {name}")
-    return Check("environment", "problem", f"{name} is {tool}, which does not exist", f"unset {name}")
-
-
-def _native_parts() -> list[Check]:
-    return [
-        _native_part("recorder", any(Path(native.__file__).parent.glob("_recorder*.so"))),
-        _native_part("fast call path", importlib.util.find_spec("annot.native._emit") is not None),
-        _native_part("fast reading", importlib.util.find_spec("annot.native._tables") is not None),
-    ]
 
 
 def _native_part(name: str, built: bool) -> Check:

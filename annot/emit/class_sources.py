@@ -1,4 +1,4 @@
-"""Sources of the classes of layers, as marks: file and line, once per class when its layers get ranges."""
+"""Classes of layers: their sources, as marks once per class when its layers get ranges, and their base classes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from annot.emit import client, guard
 from annot.labels.marks import format_source
-
-__all__ = ["note", "noted", "source_of"]
 
 _FRAMEWORKS: Final = ("torch", "keras", "tf_keras", "tensorflow", "annot")
 _sources: Final[dict[tuple[str, str], str]] = {}
@@ -42,6 +40,18 @@ def _note(name: str, cls: type) -> None:
 def noted() -> dict[str, str]:
     """Return the sources of all classes so far by class name, for traces of torch.profiler."""
     return dict(_noted)
+
+
+def library_class(cls: type, package: str, method: str) -> Any:
+    """Return the first class of a package that `cls` is or derives from, or None if `cls` overrides its method.
+
+    Example:
+        >>> from collections import Counter
+        >>> library_class(Counter, "collections", "update"), library_class(bool, "collections", "real")
+        (<class 'collections.Counter'>, None)
+    """
+    base = next((base for base in cls.__mro__ if base.__module__.startswith(package)), None)
+    return base if base is not None and getattr(cls, method, None) is getattr(base, method) else None
 
 
 def source_of(cls: type) -> str:

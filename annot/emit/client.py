@@ -22,28 +22,6 @@ from annot.labels import tag
 from annot.labels.tag import COLORS, DOMAIN, NOTE
 from annot.util.locks import fork_safe
 
-__all__ = [
-    "DOMAIN",
-    "MAX_TEXTS",
-    "attached",
-    "depth",
-    "enable",
-    "enabled",
-    "end",
-    "event",
-    "inside",
-    "mark",
-    "pop",
-    "pop_to",
-    "push",
-    "reattach",
-    "release",
-    "start",
-    "texts",
-    "warn_once",
-    "wrapper",
-]
-
 _DEFAULT_COLOR: Final = 0xFF3C78D8
 
 
@@ -101,7 +79,9 @@ def enabled() -> bool:
     """
     if _connected:
         return True
-    enabled_now = not _disabled and (_forced or attached() or _profiler_runs())
+    torch_profiler = sys.modules.get("torch.autograd.profiler")
+    profiles = getattr(torch_profiler, "_is_profiler_enabled", False)
+    enabled_now = not _disabled and (_forced or attached() or bool(profiles))
     if enabled_now:
         _connect()
     return enabled_now
@@ -226,9 +206,7 @@ def _category(domain: str, name: str) -> int:
 def _argb(color: str | int | None, category: str | None) -> int:
     if color is None:
         return COLORS.get(category or "", _DEFAULT_COLOR)
-    if isinstance(color, int):
-        return color
-    return color_number(color)
+    return color if isinstance(color, int) else color_number(color)
 
 
 def color_number(name: str) -> int:
@@ -273,11 +251,6 @@ def _follow_torch_profiler() -> None:
             _client.watch_profiler(profiler, range_type)
 
     wrapt.register_post_import_hook(watch, "torch.autograd.profiler")
-
-
-def _profiler_runs() -> bool:
-    profiler = sys.modules.get("torch.autograd.profiler")
-    return bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
 @functools.cache

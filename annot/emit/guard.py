@@ -8,8 +8,6 @@ from typing import Any, Final, TypeVar
 from annot import native
 from annot.emit import client
 
-__all__ = ["attempt", "exit_method", "recurs", "to_the_end"]
-
 T = TypeVar("T")
 
 
@@ -37,6 +35,11 @@ def attempt(work: Callable[..., T], *args: Any, otherwise: T, note: str = "") ->
         if note:
             client.warn_once(f"{note}: {type(error).__name__}: {error}")
         return otherwise
+
+
+def mark(make_text: Callable[[], str]) -> None:
+    """Emit a mark with a text, or none if making the text fails."""
+    attempt(lambda: client.mark(client.event(make_text(), few=True)), otherwise=None)
 
 
 def _to_the_end(work: Callable[..., None], *args: Any) -> None:

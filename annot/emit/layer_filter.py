@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-__all__ = ["EVERYTHING", "Choice", "Selection", "choose"]
-
 Selection: TypeAlias = "str | type[Any] | Iterable[str | type[Any]] | None"
 """A path pattern, a layer class, or an iterable of these."""
 
@@ -103,8 +101,15 @@ def _selectors(name: str, selection: Selection, base: type[Any], expected: str, 
 def _compiled(pattern: str, separator: str) -> re.Pattern[str]:
     """Translate a pattern into a regular expression for the whole path."""
     between = re.escape(separator)
-    token_pattern = re.compile(rf"{between}\*\*|\*\*{between}?|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
-    translated = "".join(_translated(token, separator) for token in token_pattern.findall(pattern))
+    meaning = {
+        "*": f"[^{between}]*",
+        "?": f"[^{between}]",
+        f"{separator}**": f"(?:{between}.+)?",
+        f"**{separator}": f"(?:.+{between})?",
+        "**": ".*",
+    }
+    tokens = re.findall(rf"{between}\*\*|\*\*{between}?|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL)
+    translated = "".join(meaning.get(token) or _character(token, between) for token in tokens)
     if pattern not in ("", "**"):  # only "" and "**" match the empty path of the model
         translated = "(?=.)" + translated
     try:
@@ -113,16 +118,8 @@ def _compiled(pattern: str, separator: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is not a valid path pattern: {error}") from None
 
 
-def _translated(token: str, separator: str) -> str:
-    between = re.escape(separator)
-    meaning = {
-        "*": f"[^{between}]*",
-        "?": f"[^{between}]",
-        f"{separator}**": f"(?:{between}.+)?",
-        f"**{separator}": f"(?:.+{between})?",
-        "**": ".*",
-    }
+def _character(token: str, between: str) -> str:
     if len(token) > 2 and token[0] == "[" and token[-1] == "]":
         inside = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^")
         return f"[^{between}{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
-    return meaning.get(token) or re.escape(token)
+    return re.escape(token)

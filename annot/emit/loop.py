@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from annot.emit import client
 from annot.labels.tag import Phase, Tag
 from annot.labels.tag import format as format_tag
-
-__all__ = ["batch", "batches", "epoch", "epochs"]
 
 T = TypeVar("T")
 
@@ -152,6 +151,41 @@ class NumberedRange:
         if self._phase == "step":
             for follow in tuple(followers.of_batches):
                 follow()
+
+
+class OpenRanges:
+    """Epoch and batch ranges that open in one callback of a trainer and close in another.
+
+    They close when this object is deleted or the process exits, at the latest.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Any, Any] = {}
+        weakref.finalize(self, _close, self._open)
+
+    def begin(self, phase: Phase, number: int, stage: str = "") -> None:
+        """Open the range of an epoch or batch. An open one of the same stage closes first."""
+        self.end(phase, stage)
+        self._enter((phase, stage), NumberedRange(phase, number, stage))
+
+    def end(self, phase: Phase, stage: str = "") -> None:
+        """Close the range of the epoch or batch of a stage, if it is open."""
+        opened = self._open.pop((phase, stage), None)
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Close all open ranges, the innermost first."""
+        _close(self._open)
+
+    def _enter(self, key: Any, block: Any) -> None:
+        block.__enter__()
+        self._open[key] = block
+
+
+def _close(opened: dict[Any, Any]) -> None:
+    while opened:
+        opened.popitem()[1].__exit__(None, None, None)
 
 
 def _check_iterable(expected: str, items: object) -> None:

@@ -6,10 +6,8 @@ import functools
 import platform
 import re
 
-from annot.emit import client, guard
+from annot.emit import guard
 from annot.labels.marks import format_machine
-
-__all__ = ["cpu_name", "machine", "say_machine"]
 
 
 def say_machine(framework: str, version: str) -> None:
@@ -19,7 +17,7 @@ def say_machine(framework: str, version: str) -> None:
         framework: ``PyTorch`` or ``TensorFlow``.
         version: version of the framework.
     """
-    guard.attempt(lambda: client.mark(client.event(machine(framework, version), few=True)), otherwise=None)
+    guard.mark(lambda: machine(framework, version))
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from typing import Any
 from annot.errors import warn
 from annot.labels.tag import DOMAIN
 
-__all__ = ["PackageClient", "PackageEvent"]
-
 
 @dataclass(slots=True, eq=False)
 class PackageEvent:
@@ -75,7 +73,7 @@ class PackageClient:
         try:
             if self._generation:
                 if event.generation != self._generation:
-                    self._prepare(event)
+                    self._prepared(event)
                 opened = event
                 self._push_range(event.attributes, event.handle)
             if self._profiler is not None and self._profiler._is_profiler_enabled:
@@ -115,9 +113,7 @@ class PackageClient:
         """Open a range that may overlap others, and return its handle for `end`."""
         range_id = None
         if self._generation:
-            if event.generation != self._generation:
-                self._prepare(event)
-            range_id = self._nvtx.start_range(event.attributes, event.handle)
+            range_id = self._nvtx.start_range(*self._prepared(event))
         return self._generation, range_id, self._profiler_enter(event)
 
     def end(self, started: tuple[int, Any, Any]) -> None:
@@ -131,9 +127,7 @@ class PackageClient:
     def mark(self, event: PackageEvent) -> None:
         """Emit a mark."""
         if self._generation:
-            if event.generation != self._generation:
-                self._prepare(event)
-            self._nvtx.mark(event.attributes, event.handle)
+            self._nvtx.mark(*self._prepared(event))
         profiler = self._profiler_enter(event)
         if profiler is not None:
             profiler.__exit__(None, None, None)
@@ -161,18 +155,21 @@ class PackageClient:
         finally:
             self.pop()
 
-    def _prepare(self, event: PackageEvent) -> None:
-        domain = self._domain(event.domain)
-        # Up to nvtx 0.2.11 the method is an unbounded cache. The function that it wraps caches nothing.
-        method = self._nvtx.Domain.get_event_attributes
-        event.attributes = getattr(method, "__wrapped__", method)(
-            domain,
-            message=event.text.encode("utf-8", "replace").decode(),
-            color=event.color,
-            category=event.category,
-            payload=event.payload,
-        )
-        event.handle, event.generation = domain.handle, self._generation
+    def _prepared(self, event: PackageEvent) -> tuple[Any, Any]:
+        """Return the attributes and the domain of an event."""
+        if event.generation != self._generation:
+            domain = self._domain(event.domain)
+            # Up to nvtx 0.2.11 the method is an unbounded cache. The function that it wraps caches nothing.
+            method = self._nvtx.Domain.get_event_attributes
+            event.attributes = getattr(method, "__wrapped__", method)(
+                domain,
+                message=event.text.encode("utf-8", "replace").decode(),
+                color=event.color,
+                category=event.category,
+                payload=event.payload,
+            )
+            event.handle, event.generation = domain.handle, self._generation
+        return event.attributes, event.handle
 
     def _domain(self, name: str) -> Any:
         """Return a domain, also for tools without nvtxDomainIsEnabled such as Nsight Systems 2022.4."""

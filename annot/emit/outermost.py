@@ -8,8 +8,6 @@ from typing import Any
 
 from annot.emit import client, guard
 
-__all__ = ["Outermost"]
-
 
 class _Open(threading.local):
     """Kinds of the ranges that this thread has open."""

@@ -6,16 +6,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["Patches", "subclasses", "undo_all"]
-
 _ABSENT: Final = object()
 
 
 class Patches:
     """Replaced attributes, restored in reverse order.
 
-    If other code has wrapped a patch in the meantime, the patch cannot be removed. It must then do nothing but call the
-    original: see `live`.
+    A subclass installs its patches in a method `install`. If other code has wrapped a patch in the meantime, the patch
+    cannot be removed. It must then do nothing but call the original: see `live`.
     """
 
     def __init__(self) -> None:

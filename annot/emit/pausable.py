@@ -7,16 +7,37 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 from annot.emit import client, guard, loop
-from annot.emit.capture_window import Capture
-from annot.emit.schedule import Schedule
+from annot.emit.schedule import CAPTURE_RANGE, Schedule
 from annot.util.locks import fork_safe
-
-__all__ = ["SwitchedBlock"]
 
 _NO_STEPS: Final = (
     "emit_ranges counted no step for its schedule: call step() on the block after each batch, or loop over "
     "annot.batches"
 )
+NO_CUDA: Final = "capture=True: CUDA is not available. Only the range 'capture' marks the active steps"
+"""Warning for machines without CUDA."""
+
+
+class _Capture:
+    """Collection window of a profiler, with an NVTX range around it. It can open and close any number of times.
+
+    `tell_cuda` calls the CUDA profiler API of the framework with ``start`` or ``stop``. It reports a failure as one
+    warning.
+    """
+
+    def __init__(self, tell_cuda: Callable[[str], None]) -> None:
+        self._tell_cuda = tell_cuda
+        self._opened: Any = None
+
+    def set(self, on: bool) -> None:
+        """Start (True) or stop (False) collection. Repeated calls have no effect."""
+        if on and self._opened is None:
+            self._tell_cuda("start")
+            self._opened = client.start(client.event(CAPTURE_RANGE, category="loop", few=True))
+        elif not on and self._opened is not None:
+            client.end(self._opened)
+            self._opened = None
+            self._tell_cuda("stop")
 
 
 class SwitchedBlock(ABC):
@@ -24,7 +45,7 @@ class SwitchedBlock(ABC):
 
     `pause` removes all patches, so a paused block costs nothing. `resume` installs them again. Both may be called any
     number of times, on any thread. A subclass defines the patches. Without a `schedule`, all steps have ranges.
-    `tell_cuda` starts and stops the collection of a profiler, see `annot.emit.capture_window.Capture`.
+    `tell_cuda` calls the CUDA profiler API with ``start`` or ``stop``, for schedules with `capture`.
     """
 
     __slots__ = ("_by_hand", "_collector", "_entered", "_installed", "_lock", "_loops", "_paused", "_schedule", "_step")
@@ -33,7 +54,7 @@ class SwitchedBlock(ABC):
         if schedule is not None and not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must come from annot.schedule, got {type(schedule).__qualname__}")
         self._schedule = schedule
-        self._collector = Capture(tell_cuda)
+        self._collector = _Capture(tell_cuda)
         self._loops: list[Any] = []
         self._lock = fork_safe()
         self._entered = 0
@@ -51,7 +72,7 @@ class SwitchedBlock(ABC):
         """Remove the patches of `_install`. After an interrupt some may be missing, and this may run again."""
 
     def _fit_loops(self) -> Any:
-        """Return the wrappers of the training loops of the model, with `install` and `remove`, or None."""
+        """Return the wrappers of the training loops of the model, `Patches` with `install`, or None."""
         return None
 
     def _is_wanted(self) -> bool:
@@ -95,7 +116,7 @@ class SwitchedBlock(ABC):
     def _leave(self, done: list[str]) -> None:
         """Leave the parts that are not in `done`. After an interrupt, the next call continues with the rest."""
         if "block" not in done and len(self._loops) >= self._entered > 0:
-            self._loops[-1].remove()
+            self._loops[-1].undo()
             del self._loops[-1]
         followers = loop.followers.of_batches
         follows = self._count_batch in followers

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["CAPTURE_RANGE", "Schedule", "schedule"]
-
 CAPTURE_RANGE: Final = "capture"
 """Text of the range around each active window, in the domain `annot`, with ``capture=True``."""
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from annot.emit.patches import undo_all
 
-__all__ = ["end", "on_end"]
-
 _ends: Final[list[Callable[[], None]]] = []
 
 

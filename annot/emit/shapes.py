@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from annot.emit import guard
 from annot.labels.tag import TensorSpec, short_dtype
-
-__all__ = ["MAX_TENSORS", "tensor_specs", "tensors_in"]
 
 MAX_TENSORS: Final = 8
 """Maximum number of tensors in the text of a range. The text counts the others."""
@@ -17,7 +15,7 @@ _DEPTH: Final = 2
 
 
 def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], int]:
-    """Return the specs of the first `MAX_TENSORS` tensor arguments, and the number of the others.
+    """Return the specs of the first `MAX_TENSORS` tensor arguments of a call, and the number of the others.
 
     Positional arguments come first, then keyword arguments. Lists, tuples and dicts are searched two levels deep. An
     object with a `shape` and a `dtype` is a tensor.
@@ -27,7 +25,11 @@ def tensor_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[
         >>> tensor_specs([numpy.zeros((2, 3), "float32")], {})
         ((TensorSpec(shape=(2, 3), dtype='f32'),), 0)
     """
-    tensors = tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype"))
+    return specs_of(tensors_in(args, kwargs, lambda value: hasattr(value, "shape") and hasattr(value, "dtype")))
+
+
+def specs_of(tensors: Sequence[Any]) -> tuple[tuple[TensorSpec, ...], int]:
+    """Return the specs of the first `MAX_TENSORS` tensors, and the number of the others."""
     return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
 
 

@@ -13,15 +13,13 @@ from annot.emit import client, guard
 from annot.emit.shapes import tensor_specs
 from annot.labels import tag
 
-__all__ = ["Trace", "mark", "trace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Arguments of `trace`."""
 
     message: str | None = None
-    domain: str = client.DOMAIN
+    domain: str = tag.DOMAIN
     category: str | None = None
     color: str | int | None = None
     payload: float | None = None
@@ -51,7 +49,7 @@ def trace(
     target: str | None = None,
     /,
     *,
-    domain: str = client.DOMAIN,
+    domain: str = tag.DOMAIN,
     category: str | None = None,
     color: str | int | None = None,
     payload: float | None = None,
@@ -63,7 +61,7 @@ def trace(
     target: Any = None,
     /,
     *,
-    domain: str = client.DOMAIN,
+    domain: str = tag.DOMAIN,
     category: str | None = None,
     color: str | int | None = None,
     payload: float | None = None,
@@ -105,7 +103,7 @@ def mark(
     message: str,
     /,
     *,
-    domain: str = client.DOMAIN,
+    domain: str = tag.DOMAIN,
     category: str | None = None,
     color: str | int | None = None,
     payload: float | None = None,

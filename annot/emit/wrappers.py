@@ -17,8 +17,6 @@ from annot.emit.outermost import Outermost
 from annot.labels.tag import Tag
 from annot.labels.tag import format as format_tag
 
-__all__ = ["Ranged", "wrap"]
-
 EventOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 

@@ -10,10 +10,8 @@ import keras
 import wrapt
 
 from annot.emit import client, loop
-from annot.emit.open_ranges import OpenRanges
+from annot.emit.loop import OpenRanges
 from annot.emit.patches import Patches
-
-__all__ = ["AnnotCallback", "close_operations"]
 
 _FUNCTIONS: Final = {
     "": "train_function",

@@ -10,32 +10,26 @@ import keras
 from annot.emit.patches import Patches
 from annot.keras.callback import AnnotCallback
 
-__all__ = ["LOOPS", "FitLoops", "call"]
-
 LOOPS: Final = ("fit", "evaluate", "predict")
 """Methods of a model that loop over batches."""
 
 
-class FitLoops:
-    """Wrappers around `fit`, `evaluate` and `predict` of one model, from `install` to `remove`.
+class FitLoops(Patches):
+    """Wrappers around `fit`, `evaluate` and `predict` of one model, from `install` to `undo`.
 
     Each wrapper adds an `AnnotCallback` unless the call has one, and closes its ranges when the call returns or raises.
     """
 
     def __init__(self, model: Any) -> None:
+        super().__init__()
         self._model = model
-        self._patches = Patches()
 
     def install(self) -> None:
         """Wrap the methods. A method in the `__dict__` of the model itself stays as it is."""
         for name in LOOPS:
             original = getattr(self._model, name, None)
             if callable(original) and name not in vars(self._model):
-                self._patches.wrap(self._model, name, call)
-
-    def remove(self) -> None:
-        """Remove the wrappers. A wrapper that other code has wrapped in turn stays and only calls the original."""
-        self._patches.undo()
+                self.wrap(self._model, name, call)
 
 
 def call(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,15 +15,13 @@ from annot.emit.patches import Patches
 from annot.keras import fit_loops
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["FoundModels"]
-
 _CALLS: Final = ("__call__", "train_on_batch", "test_on_batch", "predict_on_batch")
 _MOST: Final = 8
 """Maximum number of models with an open block, because a block keeps its model alive. Later models close the first."""
 
 
-class FoundModels:
-    """Ranges of the outermost models of each thread, from `install` to `remove`.
+class FoundModels(Patches):
+    """Ranges of the outermost models of each thread, from `install` to `undo`.
 
     Args:
         make_block: returns the block of `emit_ranges` of a model. None: annot finds the layers of the models by other
@@ -31,20 +29,20 @@ class FoundModels:
     """
 
     def __init__(self, make_block: Callable[[Any], AbstractContextManager[Any]] | None) -> None:
+        super().__init__()
         self._make_block = make_block
         self._blocks: deque[AbstractContextManager[Any]] = deque()
         self._seen: WeakKeys[Any, bool] = WeakKeys()  # a model whose block was closed is not found again
         self._thread = threading.local()
-        self._patches = Patches()
 
     def install(self) -> None:
         """Patch the methods of all models."""
         for name in (*fit_loops.LOOPS, *(_CALLS if self._make_block is not None else ())):
-            self._patches.wrap(keras.Model, name, self._call)
+            self.wrap(keras.Model, name, self._call)
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Undo the patches, and leave the blocks."""
-        self._patches.undo()
+        super().undo()
         while self._blocks:
             self._blocks[-1].__exit__(None, None, None)
             self._blocks.pop()

@@ -12,11 +12,10 @@ from typing import Any, Final
 import keras
 from keras import layers
 
+from annot.emit.class_sources import library_class
 from annot.keras.layer_paths import children
 from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
-
-__all__ = ["gradients", "hyperparameters"]
 
 
 def _layout(layer: Any) -> str:
@@ -195,10 +194,8 @@ def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
 
 def _keras_class(layer: keras.Layer) -> type[Any] | None:
     """Return the Keras layer class whose `call` the layer uses; None for other classes and for models."""
-    own: Any = type(layer)
-    cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("keras.src.layers.")), None)
-    inherits_call = cls not in (None, layers.Layer, layers.Wrapper) and own.call is cls.call
-    return cls if inherits_call else None
+    cls = library_class(type(layer), "keras.src.layers.", "call")
+    return None if cls in (layers.Layer, layers.Wrapper) else cls
 
 
 def _repeated(body: Any, *classes: type[Any]) -> Arguments:

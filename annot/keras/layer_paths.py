@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import keras
 
-__all__ = ["SEPARATOR", "children", "named_sublayers", "paths"]
-
 SEPARATOR: Final = "/"
 """Separator of the names in a path. Keras rejects it in layer names."""
 

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import keras
 
-from annot.emit import client, guard
+from annot.emit import client
+from annot.emit.class_sources import library_class
 from annot.emit.outermost import Outermost
 from annot.emit.patches import Patches, subclasses
+from annot.emit.update_events import UpdateEvents
 from annot.labels import optimizer_arguments, tag
-from annot.util.weak_keys import WeakKeys
-
-__all__ = ["OptimizerSteps"]
 
 
-class OptimizerSteps:
-    """Ranges around `apply` of every Keras optimizer, from `install` to `remove`. `apply_gradients` calls `apply`.
+class OptimizerSteps(Patches):
+    """Ranges around `apply` of every Keras optimizer, from `install` to `undo`. `apply_gradients` calls `apply`.
 
     An optimizer inside another one, as in a `LossScaleOptimizer`, shares the range of the outer one. In a graph the
     range opens when all gradients are computed, and the update waits for them. The range closes when the last variable
@@ -33,8 +32,8 @@ class OptimizerSteps:
     """
 
     def __init__(self, in_graph: Callable[[Any], AbstractContextManager[Any]] | None = None) -> None:
+        super().__init__()
         self._in_graph = in_graph
-        self._patches = Patches()
         self._inner: list[int] = []  # ids of optimizers that another one calls, on any thread
         self._thread = threading.local()
 
@@ -43,11 +42,7 @@ class OptimizerSteps:
         base = keras.optimizers.Optimizer
         for cls in dict.fromkeys((*base.__mro__, *subclasses(base))):
             if "apply" in vars(cls):
-                self._patches.wrap(cls, "apply", self._apply)
-
-    def remove(self) -> None:
-        """Undo the patches, in reverse order."""
-        self._patches.undo()
+                self.wrap(cls, "apply", self._apply)
 
     def _apply(self, original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
         open_range = self._opener(optimizer)
@@ -58,8 +53,7 @@ class OptimizerSteps:
         self._inner.append(inner)
         try:
             variables = args[0] if args else kwargs.get("trainable_variables")
-            event = guard.attempt(_event, optimizer, variables, otherwise=None)
-            with open_range(event or _new_event(type(optimizer).__name__)):
+            with open_range(_events.next_event(optimizer, variables)):
                 return original(optimizer, grads, *args, **kwargs)
         finally:
             self._thread.busy = False
@@ -84,41 +78,31 @@ def _eager_range(event: Any) -> Outermost:
     return Outermost("optimizer", event)
 
 
-_events: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()
-"""The event of each optimizer, with the ids of the variables that it updates."""
+def _updated(optimizer: Any, variables: Any) -> Sequence[Any]:
+    """Return the variables of an update. Without a sequence, they are those that the optimizer was built for.
 
-
-def _event(optimizer: Any, variables: Sequence[Any] | None) -> Any:
-    """Return the event of the next step of an optimizer: ``Optimizer SGD params=11689512 momentum=True |opt``.
-
-    For a wrapper such as `LossScaleOptimizer`, the label describes the inner one. If `variables` is None, it updates
-    those that it was built for.
+    An iterator is left to Keras, which would find it empty.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    updated: list[Any] = list(variables if variables is not None else getattr(inner, "_trainable_variables", ()))
-    ids, cached = [id(variable) for variable in updated], _events.get(optimizer)
-    if cached is None or cached[0] != ids:
-        name = type(optimizer).__name__
-        cached = _events[optimizer] = ids, _new_event(name, _arguments(name, inner, updated))
-    return cached[1]
+    return variables if isinstance(variables, (list, tuple)) else getattr(inner, "_trainable_variables", ())
 
 
-def _new_event(name: str, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
-    return client.event(optimizer_arguments.text(name, arguments), category="optimizer", few=True)
+def _arguments(optimizer: Any, variables: Any) -> tuple[tuple[str, tag.Value], ...]:
+    """Return what the range of an update shows. For a wrapper such as `LossScaleOptimizer`, this is the inner one."""
+    inner, names = getattr(optimizer, "inner_optimizer", optimizer), (*optimizer_arguments.NUMBERS, "weight_decay")
+    on = optimizer_arguments.switched_on({name: getattr(inner, name, None) for name in names}, decoupled=True)
+    rows = [
+        (math.prod(variable.shape), tag.short_dtype(str(getattr(variable.dtype, "name", variable.dtype))), on)
+        for variable in _updated(optimizer, variables)
+    ]
+    return *_base(type(optimizer).__name__, inner), *optimizer_arguments.arguments(rows)
 
 
-def _arguments(name: str, optimizer: Any, variables: Sequence[Any]) -> tuple[tuple[str, tag.Value], ...]:
-    names = (*optimizer_arguments.NUMBERS, "weight_decay")
-    on = optimizer_arguments.switched_on({name: getattr(optimizer, name, None) for name in names}, decoupled=True)
-    dtypes = (tag.short_dtype(str(getattr(variable.dtype, "name", variable.dtype))) for variable in variables)
-    rows = ((math.prod(variable.shape), dtype, on) for variable, dtype in zip(variables, dtypes, strict=True))
-    return *_base(name, optimizer), *optimizer_arguments.arguments(rows)
+_events: Final = UpdateEvents(lambda *step: [id(variable) for variable in _updated(*step)], _arguments)
+"""The events of all Keras optimizers."""
 
 
 def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
     """Return ``base``, the Keras class whose update step the optimizer uses, if `name` is another one."""
-    cls: Any = type(optimizer)
-    keras_class = next((base for base in cls.__mro__ if base.__module__.startswith("keras.src.optimizers.")), cls)
-    if keras_class.__name__ == name or cls.update_step is not keras_class.update_step:
-        return ()
-    return (("base", keras_class.__name__),)
+    keras_class = library_class(type(optimizer), "keras.src.optimizers.", "update_step")
+    return () if keras_class is None or keras_class.__name__ == name else (("base", keras_class.__name__),)

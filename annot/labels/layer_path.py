@@ -8,7 +8,6 @@ that a path and its outer layers have the same separator.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -36,8 +35,6 @@ INSIDE: Final = " › "
 
 _SHOWN: Final = 3
 """Layers of a fused kernel that its short name has."""
-_OMITTED: Final = re.compile(r"\(\d+ more\)")
-"""Layers that earlier versions of annot left out of the name of a fused kernel."""
 
 
 def above(path: str) -> Iterator[str]:
@@ -82,9 +79,7 @@ def layers_of(path: str) -> list[str]:
         (['', 'h.0.ln_1'], ['h.0'])
     """
     names = path.split(FUSED)
-    if len(names) == 1:
-        return names
-    return ["" if name == MODEL else name for name in names if not _OMITTED.fullmatch(name)]
+    return ["" if name == MODEL else name for name in names] if len(names) > 1 else names
 
 
 def around(path: str) -> Iterator[str]:

@@ -15,8 +15,6 @@ from annot.profile import Source
 from annot.runs.run import Run
 from annot.runs.selection import Selection
 
-__all__ = ["Layers", "layers"]
-
 
 class Layers(Run):
     """Layers of a profile.

@@ -20,8 +20,6 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from annot.notebook.layers import Layers
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension"]
-
 _NAME = "annot"
 
 

@@ -35,8 +35,8 @@ and, if it differs from the default,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 import polars as pl
@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
+Rows: TypeAlias = pl.DataFrame | Sequence[Mapping[str, Any] | tuple[Any, ...]]
+"""A table, or its rows: dictionaries of columns, or values of all columns in the order of the schema."""
 
 LATEST: Final = 1 << 61
 """Limit of the absolute value of times (ns), so that all differences fit into 64 bits."""
@@ -167,6 +169,17 @@ METRICS: Final[Schema] = {
 """Hardware counters of individual kernels."""
 
 
+_SCHEMAS: Final = {
+    "ranges": RANGES,
+    "marks": MARKS,
+    "launches": LAUNCHES,
+    "kernels": KERNELS,
+    "copies": COPIES,
+    "metrics": METRICS,
+    "captured": RANGES,
+}
+
+
 class Source(Protocol):
     """Input of the attribution: a `Profile`, or a file larger than memory that is read in blocks.
 
@@ -226,43 +239,32 @@ class Profile:
     copies: pl.DataFrame
     metrics: pl.DataFrame
     meta: dict[str, Any]
-    captured: pl.DataFrame = field(default_factory=lambda: conform(None, RANGES))
+    captured: pl.DataFrame
 
     @classmethod
-    def build(
-        cls,
-        meta: dict[str, Any],
-        *,
-        ranges: pl.DataFrame | None = None,
-        marks: pl.DataFrame | None = None,
-        launches: pl.DataFrame | None = None,
-        kernels: pl.DataFrame | None = None,
-        copies: pl.DataFrame | None = None,
-        metrics: pl.DataFrame | None = None,
-    ) -> Profile:
+    def build(cls, meta: dict[str, Any], **tables: Rows | None) -> Profile:
         """Return a profile with tables as for `Profile`. Missing tables are empty, missing columns are null.
 
+        Args:
+            meta: metadata; the module docstring lists the keys.
+            tables: tables or rows by name: ranges, marks, launches, kernels, copies, metrics, captured.
+
         Raises:
-            TypeError: the type of a column differs from the schema.
+            TypeError: the type of a column differs from the schema, or the name of a table is unknown.
             ValueError: a table has a column that is missing from the schema.
 
         Example:
             >>> kernel = {"process": 1, "start": 10, "end": 25, "correlation": 7, "name": "gemm"}
-            >>> profile = Profile.build({"source": "by hand"}, kernels=pl.DataFrame([kernel]))
+            >>> profile = Profile.build({"source": "by hand"}, kernels=[kernel])
             >>> profile.kernels.select("name", "start", "device").row(0)
             ('gemm', 10, None)
             >>> profile.ranges.height
             0
         """
-        return cls(
-            conform(ranges, RANGES),
-            conform(marks, MARKS),
-            conform(launches, LAUNCHES),
-            conform(kernels, KERNELS),
-            conform(copies, COPIES),
-            conform(metrics, METRICS),
-            {"source": "", "format": "", "producer": "", "notes": []} | meta,
-        )
+        conformed = {name: conform(tables.pop(name, None), schema) for name, schema in _SCHEMAS.items()}
+        if tables:
+            raise TypeError(f"tables must be among {', '.join(_SCHEMAS)}, got {', '.join(tables)}")
+        return cls(meta={"source": "", "format": "", "producer": "", "notes": []} | meta, **conformed)
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield the table of ranges; see `Source`."""
@@ -303,7 +305,7 @@ def pinned_memory(pageable: pl.Expr, pinned: pl.Expr) -> pl.Expr:
     return pl.when(pageable).then(pl.lit(False)).when(pinned).then(pl.lit(True)).alias("pinned")
 
 
-def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
+def conform(table: Rows | None, schema: Schema) -> pl.DataFrame:
     """Return the table with exactly the columns of the schema, in its order.
 
     Args:
@@ -314,13 +316,14 @@ def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
         TypeError: the type of a column differs from the schema.
         ValueError: the table has a column that is missing from the schema.
     """
-    if table is None:
-        return pl.DataFrame(schema=dict(schema))
+    if not isinstance(table, pl.DataFrame):
+        return pl.DataFrame(table, dict(schema), orient="row")
     unknown = [name for name in table.columns if name not in schema]
     if unknown:
         raise ValueError(f"columns must be among {', '.join(schema)}, got {', '.join(unknown)}")
     for name, dtype in table.schema.items():
-        if dtype not in (schema[name], pl.Null):
+        coded = schema[name] == pl.String and dtype in (pl.Categorical, pl.Enum)
+        if dtype not in (schema[name], pl.Null) and not coded:
             raise TypeError(f"column {name} must be {schema[name].__name__}, got {dtype}")
     return table.select(
         pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)

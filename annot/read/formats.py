@@ -8,20 +8,23 @@ readers first.
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
-from annot.read.nsys import sqlite_export
 from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
 __all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
+
+T = TypeVar("T")
 
 _HEAD: Final = 65536
 
@@ -51,12 +54,24 @@ class Reader(Protocol):
         """
 
 
-_READERS: Final = (
-    "nvprof.sqlite_file", "nsys.sqlite_export", "nsys.nsys_rep", "nsys.parquet_export", "recording.export", "proton",
-    "kineto.reader", "ncu.ncu_rep", "ncu.csv_export", "nvprof.csv_output", "xplane.reader",
-)  # fmt: skip
-"""Modules of `annot.read`, imported one after another until one recognizes the file. Nsight's reader recognizes every
-SQLite file, so that nvprof's comes first."""
+_FOLDER: Final = rb"\Z"
+_SQLITE: Final = rb"SQLite format 3\0"
+_TEXT_START: Final = rb"(?:\xef\xbb\xbf)?\s*"
+_READERS: Final = {
+    "nsys.sqlite_export": _SQLITE,
+    "nvprof.sqlite_file": _SQLITE,
+    "nsys.nsys_rep": rb"NVIDIA Tegra Profiler Report ",
+    "nsys.parquet_export": _FOLDER,
+    "recording.export": _FOLDER,
+    "proton": _TEXT_START + rb"\[|[\x91-\x9f\xdc\xdd]",
+    "kineto.reader": _TEXT_START + rb"[\[{]|\x1f\x8b",
+    "ncu.ncu_rep": rb"NVR\0",
+    "ncu.csv_export": rb"",
+    "nvprof.csv_output": rb"",
+    "xplane.reader": _FOLDER + rb"|\n",
+}
+"""Modules of `annot.read`, and the first bytes of their files. They are imported one after another until one recognizes
+the file."""
 
 # Common files that are not profiles: their first bytes and the error message.
 _OTHER_FILES: Final = (
@@ -95,8 +110,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         annot.errors.AnnotError: no-such-file.sqlite does not exist
     """
     path = Path(path)
-    tell(f"reading {path.name}")
-    return reader_of(path).read(path)
+    return _opened(path, lambda reader: reader.read(path))
 
 
 def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
@@ -112,9 +126,18 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
         AnnotError: as for `load`. It can also occur later, while blocks are read.
     """
     path = Path(path)
+    return _opened(
+        path, lambda reader: reader.stream(path, calls=calls) if hasattr(reader, "stream") else reader.read(path)
+    )
+
+
+def _opened(path: Path, read: Callable[[Reader], T]) -> T:
     tell(f"reading {path.name}")
     reader = reader_of(path)
-    return sqlite_export.stream(path, calls=calls) if reader.NAME == sqlite_export.NAME else reader.read(path)
+    try:
+        return read(reader)
+    except OSError as error:
+        raise AnnotError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
 class _Isolated:
@@ -147,7 +170,8 @@ def _other_readers() -> tuple[Reader, ...]:
 def reader_of(path: Path) -> Reader:
     """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
-    for reader in chain(_other_readers(), map(_reader, _READERS)):
+    own = (_reader(module) for module, begin in _READERS.items() if re.match(begin, head))
+    for reader in chain(_other_readers(), own):
         if reader.sniff(path, head):
             return reader
     if path.is_dir():

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import KERNELS, LATEST, LAUNCHES, METRICS, RANGES, Profile
-from annot.read.notes import counted
+from annot.profile import LATEST, Profile
+from annot.read.text import counted, integer
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -72,8 +71,6 @@ def read(path: Path) -> Profile:
     """Read a tree; see `annot.read.formats.Reader`."""
     try:
         trees, devices = _decoded(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = _PLACE.sub(r"…\1", str(error))
         raise AnnotError(f"{path} is a damaged profile of Proton: {message}") from None
@@ -110,7 +107,7 @@ def _device(vendor: str, number: str, row: Mapping[str, Any]) -> dict[str, Any]:
     Clocks are in kHz in the file. Memory transfers data twice per clock cycle.
     """
     arch = str(row.get("arch", ""))
-    device = {"name": f"AMD {arch}"[:_MOST_NAMED] if vendor == "HIP" else "", "id": _integer(number)}
+    device = {"name": f"AMD {arch}"[:_MOST_NAMED] if vendor == "HIP" else "", "id": integer(number)}
     sizes = [row.get(name) for name in ("num_sms", "clock_rate", "memory_clock_rate", "bus_width")]
     if vendor != "CUDA" or not _NVIDIA_ARCH.fullmatch(arch) or not all(type(size) is int for size in sizes):
         return device
@@ -191,7 +188,7 @@ class _Tables:
         number = len(self.kernels)
         call = {"process": 0, "correlation": number}
         self._launches.append(call | {"thread": 0, "start": at, "end": at})
-        device = _integer(str(node.metrics.get("device_id", "")))
+        device = integer(str(node.metrics.get("device_id", "")))
         self.kernels.append(call | {"device": device, "start": start, "end": self._gpu_clock, "name": node.frame.name})
         self._runs += count
         self._metrics.append((number, "calls", float(count), ""))
@@ -212,10 +209,10 @@ class _Tables:
         more = {"format": NAME, "producer": "Proton", "notes": notes, "host_times": False, "totals": True}
         return Profile.build(
             meta | more,
-            ranges=pl.DataFrame(self.ranges, dict(RANGES), orient="row"),
-            launches=pl.DataFrame(self._launches, dict(LAUNCHES), orient="row"),
-            kernels=pl.DataFrame(self.kernels, dict(KERNELS), orient="row"),
-            metrics=pl.DataFrame(self._metrics, dict(METRICS), orient="row"),
+            ranges=self.ranges,
+            launches=self._launches,
+            kernels=self.kernels,
+            metrics=self._metrics,
         )
 
 
@@ -236,7 +233,3 @@ def _whole(node: _Node, metric: str) -> int:
         name = ascii(node.frame.name[:_MOST_NAMED])
         raise ValueError(f"{metric} of {name} is {ascii(value)[:_MOST_NAMED]}, not a whole number from 0 to 2^61")
     return value
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

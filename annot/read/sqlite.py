@@ -3,65 +3,71 @@
 The file is opened with ``mode=ro&immutable=1``: SQLite then neither reads nor creates a journal or write-ahead log.
 `Database.notes` reports such files if another program left them. Rows are read in two ways, with the same result:
 
-    pages    `annot.native` reads plain columns directly from the pages of the table.
-    query    SQLite reads everything else, and tables that `annot.native` does not support. SQLite stores a value of any
-             type in any column, but an Arrow column has one type. The query therefore casts integer columns to
-             INTEGER, and reads text as BLOB because it may not be valid UTF-8.
+    pages    `annot.native` reads columns directly from the pages of the table.
+    query    SQLite reads tables that `annot.native` does not support. It stores a value of any type in any column, so
+             that the query casts each value. A text may not be valid UTF-8.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
-import adbc_driver_manager as adbc
-import adbc_driver_sqlite
 import polars as pl
 
 from annot.errors import AnnotError
 from annot.native import tables
+from annot.profile import LATEST, pinned_memory
 from annot.util.progress import has_listener, tell
 
-__all__ = ["MAGIC", "Among", "Columns", "Database", "open_database"]
+__all__ = [
+    "ACTIVITY",
+    "COPY_COLUMNS",
+    "MAGIC",
+    "ROW",
+    "Columns",
+    "Database",
+    "check_columns",
+    "new_database",
+    "open_database",
+    "resolve",
+    "with_copy_kinds",
+    "with_times",
+]
 
 MAGIC: Final = b"SQLite format 3\x00"
 
+ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
+"""Prefix of the tables with CUDA activity in files of Nsight Systems and nvprof."""
+
+COPY_COLUMNS: Final = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
+"""Columns of copies, for `with_copy_kinds`."""
+
+_COPY_KINDS: Final = {
+    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
+    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
+}  # fmt: skip
+"""CUpti_ActivityMemcpyKind, and the kinds that Nsight Systems adds."""
+
+ROW: Final = "rowid"
+"""Name of the row number among the columns of a table."""
+
 Columns: TypeAlias = Mapping[str, str]
-"""The source of each column, by its name in the result."""
-Among: TypeAlias = tuple[str, Sequence[int]]
-"""The source of an integer, and its allowed values."""
+"""The source column, or `ROW`, of each column, by its name in the result."""
+_Among: TypeAlias = tuple[str, Sequence[int]]
+"""An integer column, and its allowed values."""
 
-_MISSING: Final = -(2**63) + 1
-_BATCH_ROWS: Final = "65536"
+_NO_COLUMNS: Final[Columns] = MappingProxyType({})
 _BLOCK_ROWS: Final = 1 << 18
-_NUMBER: Final = "row number"
+_RECORDS: Final = 100_000
 _ROWID: Final = ("rowid", "_rowid_", "oid")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The arguments of `Database.scan`."""
-
-    table: str
-    integers: Columns
-    texts: Columns
-    where_in: Among | None
-
-    @property
-    def empty(self) -> pl.DataFrame:
-        """An empty table with the requested columns."""
-        return pl.DataFrame(schema=dict.fromkeys(self.integers, pl.Int64) | dict.fromkeys(self.texts, pl.String))
-
-    @property
-    def condition(self) -> str:
-        """SQL condition on the rows."""
-        return f"{self.where_in[0]} IN ({', '.join(map(str, self.where_in[1]))})" if self.where_in else "1"
 
 
 _Field = tuple[int, str]
@@ -69,21 +75,22 @@ _Field = tuple[int, str]
 
 
 class _NeedsQueryError(Exception):
-    """The request cannot be read from the pages and needs SQLite."""
+    """The columns cannot be read from the pages and need SQLite."""
 
 
 class Database:
-    """An SQLite file opened by `open_database`."""
+    """An SQLite file opened by `open_database`, whose rows are read by the names of their columns.
 
-    def __init__(self, path: Path, plain: sqlite3.Connection, bulk: adbc.AdbcConnection) -> None:
+    A missing table has no rows. Missing integers are null, missing texts and null texts are "".
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
-        self._plain = plain
-        self._bulk = bulk
+        self._connection = connection
         self.columns: dict[str, frozenset[str]] = {
             table: frozenset(row[1] for row in self.rows(f"PRAGMA table_info({_quoted(table)})"))
             for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text'")
         }
-        """The columns of each table."""
 
     @property
     def notes(self) -> list[str]:
@@ -96,61 +103,99 @@ class Database:
 
     def rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query with a small result. Invalid UTF-8 becomes U+FFFD."""
-        return self._plain.execute(query, values).fetchall()
+        return self._connection.execute(query, values).fetchall()
 
-    def column(self, table: str, *names: str) -> str:
-        """Return the SQL of the first of these columns that exists in the table, or NULL."""
-        return next((_quoted(name) for name in names if name in self.columns[table]), "NULL")
+    def query(self, query: str, schema: Mapping[str, type[pl.DataType]], rows: int = _BLOCK_ROWS) -> _Frames:
+        """Yield the rows of a query, whose values have the types of the schema, in blocks."""
+        cursor = self._connection.execute(query)
+        while block := cursor.fetchmany(rows):
+            yield pl.DataFrame(block, dict(schema), orient="row")
 
-    def row_number(self, table: str) -> str:
-        """Return the SQL of an integer that increases from row to row."""
-        return self._rowid(table) or "row_number() OVER ()"
-
-    def scan(self, table: str, integers: Columns, texts: Columns, *, where_in: Among | None = None) -> pl.DataFrame:
-        """Return columns of a table, in the order of its rows.
-
-        A scan is about ten times faster if all SQL expressions are column names, as `column` returns them.
-
-        `integers` and `texts` have the SQL expression of each Int64 and String column, by its name in the result. NULL
-        texts become "". `where_in` is the SQL expression of an integer, and its allowed values.
-        """
-        request = _Request(table, integers, texts, where_in)
-        try:
-            frames = list(self._scan_pages(request, _BLOCK_ROWS))
-        except _NeedsQueryError:
-            frames = [self._fetch(request, request.condition)]
-        return pl.concat([request.empty, *frames])
+    def scan(
+        self, table: str, integers: Columns, texts: Columns = _NO_COLUMNS, where_in: _Among | None = None
+    ) -> pl.DataFrame:
+        """Return Int64 and String columns of a table, in the order of its rows."""
+        return pl.concat(
+            [pl.DataFrame(schema=_schema(integers, texts)), *self.blocks(table, integers, texts, where_in)]
+        )
 
     def blocks(
-        self, table: str, integers: Columns, texts: Columns, *, where_in: Among | None = None, rows: int = _BLOCK_ROWS
-    ) -> Iterator[pl.DataFrame]:
+        self,
+        table: str,
+        integers: Columns,
+        texts: Columns = _NO_COLUMNS,
+        where_in: _Among | None = None,
+        *,
+        rows: int = _BLOCK_ROWS,
+    ) -> _Frames:
         """Yield the rows of `scan` in blocks of 1 to `rows` rows. The table can be larger than the memory."""
-        request = _Request(table, integers, texts, where_in)
-        total = self._last_row(table) if has_listener() else None
-        done = 0
-        try:
-            for frame in self._scan_pages(request, rows):
+        if table in self.columns:
+            total = self._last_row(table) if has_listener() else None
+            done = 0
+            for frame in self._frames(table, integers, texts, where_in, rows):
                 done += frame.height
                 yield frame
                 tell(f"reading {table}", done, total, "rows")
-        except _NeedsQueryError:
-            yield from self._query_blocks(request, rows, done)
 
-    def _last_row(self, table: str) -> int | None:
-        """Return the approximate number of rows without reading them, or None for a table without rowids."""
-        rowid = self._rowid(table)
-        last = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
-        return last if isinstance(last, int) else None
+    def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Return the rows where a column is a number: "id" (`ROW`) and "real" (Float64, the first of the columns)."""
+        schema = {"id": pl.Int64, "real": pl.Float64}
+        # This fast scan avoids the query for most files.
+        values = self.scan(table, {name: name for name in columns}) if columns else pl.DataFrame()
+        if all(column.null_count() == values.height for column in values):
+            return pl.DataFrame(schema=schema)
+        real = f"coalesce({', '.join(map(_quoted, columns))}, NULL)"
+        rows = f"SELECT {self._number(table)} AS id, {real} AS real FROM {table}"
+        number = "CASE WHEN typeof(real) IN ('integer', 'real') THEN CAST(real AS REAL) END"
+        frames = self.query(f"SELECT id, {number} FROM ({rows}) WHERE real IS NOT NULL", schema)
+        return pl.concat([pl.DataFrame(schema=schema), *frames])
 
-    def _scan_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
-        native = tables()
-        if native is None:
-            raise _NeedsQueryError
-        root, columns, absent, where_in = self._plan(request)
+    def records(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a small table with the columns that it has, or an empty list if it does not exist."""
+        names = sorted(self.columns.get(table, ()))
+        rows = self.rows(f"SELECT {', '.join(map(_quoted, names))} FROM {table} LIMIT {_RECORDS}") if names else ()
+        return [
+            {name: value for name, value in zip(names, row, strict=True) if isinstance(value, str | int | float)}
+            for row in rows
+        ]
+
+    def _frames(self, table: str, integers: Columns, texts: Columns, where_in: _Among | None, rows: int) -> _Frames:
+        """Yield the rows of an existing table from its pages, and from a query where these are not supported."""
+        done = 0
         try:
-            for batch in prefetch(native.Scan(self._path, root, columns, rows, where_in)):
+            for frame in self._pages(table, integers, texts, where_in, rows):
+                done += frame.height
+                yield frame
+        except _NeedsQueryError:
+            columns = [f"CAST({self._sql(table, source)} AS INTEGER)" for source in integers.values()]
+            columns += [f"CAST(ifnull({self._sql(table, source)}, '') AS TEXT)" for source in texts.values()]
+            column, values = where_in or ("", ())
+            condition = f"{self._sql(table, column)} IN ({', '.join(map(str, values))})" if column else "1"
+            # NOT INDEXED keeps the order of the rowids. SQLite can otherwise scan a covering index.
+            source = f"FROM {_quoted(table)} NOT INDEXED WHERE {condition} LIMIT -1 OFFSET {done}"
+            yield from self.query(f"SELECT {', '.join(columns)} {source}", _schema(integers, texts), rows)
+
+    def _pages(self, table: str, integers: Columns, texts: Columns, where_in: _Among | None, rows: int) -> _Frames:
+        native = tables()
+        roots = self.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", table)
+        # SQLite stores a WITHOUT ROWID table as an index.
+        if native is None or not roots or not isinstance(roots[0][0], int) or self._rowid(table) is None:
+            raise _NeedsQueryError
+        fields, schema = self._fields(table), _schema(integers, texts)
+        of_texts = {name: (number, "text") for name, (number, kind) in fields.items() if kind == "integer"}
+        sources = [(name, source, fields.get(source)) for name, source in integers.items()]
+        sources += [(name, source, of_texts.get(source)) for name, source in texts.items()]
+        columns = [(name, *field) for name, _, field in sources if field]
+        missing = [name for name, source, _ in sources if source not in (ROW, *self.columns[table])]
+        column, values = where_in or (None, ())
+        if not columns or len(columns) + len(missing) < len(sources) or (column and column not in fields):
+            raise _NeedsQueryError
+        absent = [pl.lit("" if name in texts else None, schema[name]).alias(name) for name in missing]
+        where = (*fields[column], values) if column else None
+        try:
+            for batch in prefetch(native.Scan(self._path, roots[0][0], columns, rows, where)):
                 frame = pl.DataFrame({name: pl.Series(array) for name, array in batch.items()})
-                yield frame.with_columns(absent).select(request.empty.columns) if absent else frame
+                yield frame.with_columns(absent).select(list(schema)) if absent else frame
         except native.Unsupported:
             raise _NeedsQueryError from None
         except ValueError as error:
@@ -158,33 +203,8 @@ class Database:
         except OSError as error:
             raise AnnotError(f"{self._path} cannot be read: {error.strerror}") from None
 
-    def _plan(
-        self, request: _Request
-    ) -> tuple[int, list[tuple[str, int, str]], list[pl.Expr], tuple[int, str, Sequence[int]] | None]:
-        """Return root page, record fields, absent columns and condition of a request that has only column names."""
-        roots = self.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", request.table)
-        if not roots or not isinstance(roots[0][0], int):
-            raise _NeedsQueryError
-        if self._rowid(request.table) is None:  # SQLite stores a WITHOUT ROWID table as an index
-            raise _NeedsQueryError
-        fields = self._fields(request.table)
-        texts = {name: (number, "text") for name, (number, kind) in fields.items() if kind == "integer"}
-        requested = [(name, sql, fields.get(sql)) for name, sql in request.integers.items()]
-        requested += [(name, sql, texts.get(sql)) for name, sql in request.texts.items()]
-        columns = [(name, *field) for name, _, field in requested if field]
-        types = request.empty.schema
-        absent = [
-            pl.lit("" if name in request.texts else None, types[name]).alias(name)
-            for name, sql, _ in requested
-            if sql == "NULL"
-        ]
-        column, values = request.where_in or (None, ())
-        if not columns or len(columns) + len(absent) < len(requested) or (column and column not in fields):
-            raise _NeedsQueryError
-        return roots[0][0], columns, absent, (*fields[column], values) if column else None
-
     def _fields(self, table: str) -> dict[str, _Field]:
-        """Return the record field of each column, by each SQL spelling of its name."""
+        """Return the record field of each column and of `ROW`."""
         info = self.rows(f"PRAGMA table_xinfo({_quoted(table)})")
         if any(hidden for *_, hidden in info):  # generated columns are not part of the record
             return {}
@@ -195,29 +215,24 @@ class Database:
         # An INTEGER PRIMARY KEY is an alias of the rowid and is stored as NULL. With DESC it is a normal column with an
         # index.
         alias = keys[0][0] if len(keys) == 1 and keys[0][1] == "INTEGER" and not indexed else None
-        named = {
-            name: (number, "alias" if number == alias else "integer")
-            for number, name, *_ in info
-            if name not in defaulted
-        }
-        taken = {row[1].lower() for row in info}
-        named |= {name: (-1, "alias") for name in _ROWID if name not in taken}
-        return named | {_quoted(name): field for name, field in named.items()}
+        kinds = ((name, number, "alias" if number == alias else "integer") for number, name, *_ in info)
+        return {name: (number, kind) for name, number, kind in kinds if name not in defaulted} | {ROW: (-1, "alias")}
 
-    def _query_blocks(self, request: _Request, rows: int, done: int) -> Iterator[pl.DataFrame]:
-        rowid = self._rowid(request.table)
-        if rowid is None:
-            yield from self._fetch(request, request.condition)[done:].iter_slices(rows)
-            return
-        numbered = replace(request, integers={_NUMBER: rowid, **request.integers})
-        more, skip = "", done
-        while True:
-            frame = self._fetch(numbered, f"{request.condition}{more} ORDER BY {rowid} LIMIT {rows} OFFSET {skip}")
-            if frame.height:
-                yield frame.drop(_NUMBER)
-            if frame.height < rows:
-                return
-            more, skip = f" AND {rowid} > {frame[_NUMBER][-1]}", 0
+    def _sql(self, table: str, column: str) -> str:
+        """Return the SQL of a column, NULL if the table lacks it."""
+        if column == ROW:
+            return self._number(table)
+        return _quoted(column) if column in self.columns[table] else "NULL"
+
+    def _number(self, table: str) -> str:
+        """Return the SQL of an integer that increases from row to row."""
+        return self._rowid(table) or "row_number() OVER ()"
+
+    def _last_row(self, table: str) -> int | None:
+        """Return the approximate number of rows without reading them, or None for a table without rowids."""
+        rowid = self._rowid(table)
+        last = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
+        return last if isinstance(last, int) else None
 
     def _rowid(self, table: str) -> str | None:
         """Return the name of the rowid, or None for a WITHOUT ROWID table."""
@@ -229,26 +244,12 @@ class Database:
             return None
         return name
 
-    def _fetch(self, request: _Request, condition: str) -> pl.DataFrame:
-        columns = [
-            *(
-                f"CAST(ifnull({sql}, {_MISSING}) AS INTEGER) AS {_quoted(name)}"
-                for name, sql in request.integers.items()
-            ),
-            *(f"CAST(ifnull({sql}, '') AS BLOB) AS {_quoted(name)}" for name, sql in request.texts.items()),
-        ]
-        # NOT INDEXED keeps the order of the rowids. SQLite can otherwise scan a covering index.
-        query = f"SELECT {', '.join(columns)} FROM {_quoted(request.table)} NOT INDEXED WHERE {condition}"
-        with adbc.AdbcStatement(self._bulk) as statement:
-            statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
-            statement.set_sql_query(query)
-            frame = pl.DataFrame(statement.execute_query()[0])
-        if frame.is_empty():  # adbc_driver_sqlite infers column types from the rows
-            return request.empty
-        return frame.with_columns(
-            *(pl.when(pl.col(name) != _MISSING).then(pl.col(name)).alias(name) for name in request.integers),
-            *(_decoded(frame[name]) for name in request.texts),
-        )
+
+_Frames: TypeAlias = Iterator[pl.DataFrame]
+
+
+def _schema(integers: Columns, texts: Columns) -> dict[str, type[pl.DataType]]:
+    return dict.fromkeys(integers, pl.Int64) | dict.fromkeys(texts, pl.String)
 
 
 @contextmanager
@@ -257,13 +258,42 @@ def open_database(path: Path) -> Iterator[Database]:
     _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as plain:
-            plain.text_factory = _lossy
-            with adbc_driver_sqlite.connect(uri) as driver, adbc.AdbcConnection(driver) as bulk:
-                yield Database(path, plain, bulk)
-    except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.text_factory = _lossy
+            yield Database(path, connection)
+    except (sqlite3.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         problem = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
         raise AnnotError(f"{path} is a damaged SQLite file: {problem}") from None
+
+
+@contextmanager
+def new_database(path: Path) -> Iterator[Callable[[str, pl.DataFrame], None]]:
+    """Open a file to write, and return the function that appends rows to a table, which it creates if it is missing.
+
+    After an error, the file is not usable.
+
+    Raises:
+        sqlite3.Error: the file cannot be written.
+    """
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+
+    def append(table: str, rows: pl.DataFrame) -> None:
+        with adbc.AdbcStatement(connection) as statement:
+            mode = "adbc.ingest.mode.create_append"
+            statement.set_options(**{"adbc.ingest.target_table": table, "adbc.ingest.mode": mode})
+            statement.bind_stream(rows)
+            statement.execute_update()
+
+    try:
+        with adbc_driver_sqlite.connect(str(path)) as driver, adbc.AdbcConnection(driver) as connection:
+            for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+                with adbc.AdbcStatement(connection) as statement:
+                    statement.set_sql_query(f"PRAGMA {pragma}")
+                    statement.execute_query()
+            yield append
+    except adbc.Error as error:
+        raise sqlite3.OperationalError(str(error).splitlines()[0]) from None
 
 
 _JOURNALS: Final = {
@@ -303,13 +333,6 @@ def _check_header(path: Path) -> None:
         raise AnnotError(f"{path} is truncated: it has {size:,} of {announced:,} bytes")
 
 
-def _decoded(column: pl.Series) -> pl.Series:
-    try:
-        return column.cast(pl.String)
-    except pl.exceptions.ComputeError:  # not UTF-8
-        return pl.Series(column.name, [_lossy(text) for text in column], pl.String)
-
-
 def _lossy(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
@@ -331,3 +354,41 @@ def prefetch(items: Iterator[T]) -> Iterator[T]:
         while (item := coming.result()) is not _END:
             coming = thread.submit(next, items, _END)
             yield item  # type: ignore[misc]  # not _END
+
+
+def check_columns(
+    path: Path, columns: Mapping[str, Set[str]], needed: Mapping[str, Set[str]], kind: str = "an Nsight Systems export"
+) -> None:
+    """Raise `AnnotError` if an existing table lacks one of its needed columns."""
+    for table, names in needed.items():
+        if missing := sorted(names - columns.get(table, names)):
+            raise AnnotError(f"{path} is not {kind}: {table} lacks the column {missing[0]}")
+
+
+def resolve(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:
+    """Return the strings of ids in StringIds, from `read_strings`. Null and unknown ids give null."""
+    if ids.null_count() == len(ids):
+        return pl.Series(ids.name, [None], strings.schema["value"]).new_from_index(0, len(ids))
+    joined = ids.to_frame("string").join(strings, on="string", how="left", maintain_order="left")
+    return joined["value"].alias(ids.name)
+
+
+def with_times(rows: pl.DataFrame, noun: str, notes: Counter[str], *, open_ends: bool = False) -> pl.DataFrame:
+    """Return the rows with valid times in ns: a start, and an end that is not before it.
+
+    `notes` counts the skipped rows as `noun`. Rows without an end are kept if `open_ends`.
+    """
+    ends = pl.col("end").is_between("start", LATEST).fill_null(open_ends)
+    usable = rows.select((pl.col("start").is_between(-LATEST, LATEST) & ends).fill_null(False)).to_series()
+    if usable.all():
+        return rows
+    kept = rows.filter(usable)
+    notes[f"annot skipped {{{noun}}} without valid start and end times."] += rows.height - kept.height
+    return kept
+
+
+def with_copy_kinds(rows: pl.DataFrame, pageable: int, pinned: int) -> pl.DataFrame:
+    """Add kind and pinned, as in `annot.profile.COPIES`. The numbers are those of pageable and pinned host memory."""
+    kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
+    memory = (pl.any_horizontal(pl.col("source", "target") == number) for number in (pageable, pinned))
+    return rows.with_columns(kind.alias("kind"), pinned_memory(*memory))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_for"]
+__all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_for", "units_as_data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,12 @@ def amount(number: float | None) -> str:
             scaled = number / least
             return f"{scaled:.{_decimals(scaled)}f} {prefix}"
     return _digits(number)
+
+
+def units_as_data() -> dict[str, Sequence[tuple[float | str, ...]]]:
+    """Return the units of times (least time, name, length in ns, decimals) and the SI prefixes for the page."""
+    times = [(least, unit.name, unit.ns, unit.decimals) for least, unit in _UNITS]
+    return {"times": times, "prefixes": _PREFIXES}
 
 
 def printable(text: str) -> str:

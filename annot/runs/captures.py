@@ -23,9 +23,7 @@ from annot.attribution.graphs import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load
-from annot.read.notes import listed
-
-__all__ = ["is_capture", "with_capture_files"]
+from annot.read.text import listed
 
 _FOLDERS: Final = ("capture_traces", "graph_capture_profile")
 _TRACE: Final = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)

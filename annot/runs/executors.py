@@ -26,8 +26,6 @@ from annot.util.progress import tell
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Failure", "run_each", "run_one"]
-
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 _SECONDS: Final = 30

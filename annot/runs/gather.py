@@ -24,7 +24,7 @@ from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import Frames, Run, Shown
+from annot.runs.run import Frames, Run, Shown, check, paths_to_expand
 from annot.runs.selection import ALL, Selection
 from annot.runs.skew import (
     across_ranks,
@@ -35,10 +35,7 @@ from annot.runs.skew import (
     with_collectives,
     work_time,
 )
-from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.whole_files import write_file
-
-__all__ = ["OneRankError", "RankTable", "Ranks", "rank_tables"]
 
 _COMMUNICATION: Final = "layer_communication"
 """The view whose comparison also splits collectives into skew and transfer."""

@@ -12,8 +12,6 @@ from annot.runs.profile_files import expand
 from annot.runs.run import Run
 from annot.runs.selection import Selection
 
-__all__ = ["open"]
-
 
 def open(  # noqa: A001 - the public name is `annot.open`
     profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,

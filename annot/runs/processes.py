@@ -11,8 +11,6 @@ from annot.attribution.ingest import parse_labels
 from annot.errors import AnnotError
 from annot.profile import Source
 
-__all__ = ["activities_outside", "one_process", "ranks_in"]
-
 
 def one_process(whole: Source, process: int) -> Source:
     """Return a view of one process of a profile."""

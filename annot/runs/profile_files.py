@@ -15,8 +15,6 @@ from typing import IO, Any, Final
 
 from annot.errors import AnnotError
 
-__all__ = ["expand", "is_url", "local", "rank_numbers"]
-
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _RANK: Final = re.compile(r"rank\D?(\d{1,18})(?!\d)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(\d{1,18})")

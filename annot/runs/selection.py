@@ -9,8 +9,6 @@ from typing import Final
 from annot.analyze.hardware_counters import peaks_from_file
 from annot.analyze.peaks import Peaks
 
-__all__ = ["ALL", "Selection"]
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:

@@ -15,16 +15,6 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.nesting import KEY
 from annot.report.views import View
 
-__all__ = [
-    "across_ranks",
-    "arrivals",
-    "collective_time",
-    "skew_of",
-    "spread_of",
-    "with_collectives",
-    "work_time",
-]
-
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
 

@@ -16,8 +16,6 @@ from annot.attribution.steps import step_slice
 from annot.collect.collectors import COLLECTORS
 from annot.errors import AnnotError
 
-__all__ = ["Run", "Sweep", "Value", "read_sweep"]
-
 Value: TypeAlias = "bool | int | float | str"
 """Value of a parameter."""
 

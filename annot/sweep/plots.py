@@ -12,8 +12,6 @@ from annot.report.charts.profile_charts import roofs
 from annot.sweep.grid import Sweep
 from annot.sweep.tables import against_hidden, backward_ratio, roofline, speedup
 
-__all__ = ["backward_chart", "batch_charts", "charts", "hidden_chart", "roofline_chart", "speedup_chart"]
-
 _MS: Final = pl.col("step_ns") / 1e6
 
 
@@ -85,8 +83,10 @@ def backward_chart(ratios: pl.DataFrame, parameters: Sequence[str]) -> Chart:
 def roofline_chart(runs: pl.DataFrame, color: str | None, given: Mapping[str, float]) -> Chart:
     """Return the FLOP/s over FLOP per byte of each run, with the roofs peak_flops and peak_bandwidth, if known."""
     series = _series(*_colored(runs, color), pl.col("intensity"), pl.col("flops_per_s"))
+    flops = {"peak FLOP/s": given["peak_flops"]} if "peak_flops" in given else {}
+    guides = roofs(flops, given.get("peak_bandwidth"), runs["intensity"].drop_nulls())
     title = f"Roofline of {runs.height} runs"
-    return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=_roofs(runs, given))
+    return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=guides)
 
 
 def speedup_chart(pairs: pl.DataFrame, color: str | None) -> Chart:
@@ -115,9 +115,3 @@ def _series(table: pl.DataFrame, by: Sequence[str], x: pl.Expr, y: pl.Expr) -> l
         )
         for key, rows in groups
     ]
-
-
-def _roofs(runs: pl.DataFrame, given: Mapping[str, float]) -> list[Series]:
-    """The roofs over the range of intensities of the runs."""
-    flops = {"peak FLOP/s": given["peak_flops"]} if "peak_flops" in given else {}
-    return roofs(flops, given.get("peak_bandwidth"), runs["intensity"].drop_nulls())

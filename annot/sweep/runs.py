@@ -26,8 +26,6 @@ from annot.collect.run import shell_status
 from annot.errors import AnnotError
 from annot.sweep.grid import Run, Sweep
 
-__all__ = ["Result", "finished", "locked", "perform"]
-
 _TIMED_OUT: Final = 124
 """Exit status of a run that exceeds its timeout, as from the `timeout` command."""
 _PATIENCE: Final = 10.0

@@ -21,19 +21,6 @@ from annot.runs.selection import Selection
 from annot.sweep.grid import Sweep
 from annot.sweep.runs import Result, run_folder
 
-__all__ = [
-    "RESERVED",
-    "against_hidden",
-    "backward_ratio",
-    "per_run",
-    "read_runs",
-    "roofline",
-    "run_rows",
-    "speedup",
-    "sweep_table",
-    "table_of_runs",
-]
-
 _WORK: Final = ("flops", "bytes_read", "bytes_written", "params")
 _OF_RUN: Final = {
     "run": pl.String, "status": pl.Int64, "problem": pl.String, "seconds": pl.Float64, "steps": pl.Int64,

@@ -16,8 +16,6 @@ from annot.emit import client
 from annot.labels.tag import Phase, Tag
 from annot.tf import library, operation_owners, owners
 
-__all__ = ["Context", "end", "start", "trace"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")

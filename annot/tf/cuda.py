@@ -17,9 +17,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from annot.emit import client
-from annot.emit.capture_window import NO_CUDA
-
-__all__ = ["switch_ranges", "tell_cuda", "without_ranges"]
+from annot.emit.pausable import NO_CUDA
 
 _SYMBOL: Final = "_ZN3tsl8profiler15AnnotationStack6EnableEb"
 

@@ -18,8 +18,6 @@ from annot.emit import client
 from annot.labels import tag
 from annot.util.locks import fork_safe
 
-__all__ = ["MAX_SIZED", "Shapes", "Source", "shapes_among", "sized", "sources_of"]
-
 MAX_SIZED: Final = 64
 """Maximum number of variants of one label, as in annot/native/tf_ops/operations.c. Further ranges keep the ``?``."""
 

@@ -17,8 +17,6 @@ from tensorflow.python.eager import context
 from annot.emit import client
 from annot.tf.owners import thread
 
-__all__ = ["CLUSTERS", "current", "has_clusters", "least_nodes", "warn", "without_optimizers"]
-
 CLUSTERS: Final = (
     "XLA clusters operations of a TensorFlow graph (set_jit, TF_XLA_FLAGS or jit_scope). The graph has no ranges, as "
     'they would change the clusters and the rounding. mode="names" shows its layers'

@@ -15,8 +15,6 @@ from typing import Final
 from annot.tf.operation_owners import CALLS, CONTROL_FLOW, Operation, Traced
 from annot.tf.owners import Owner
 
-__all__ = ["Node", "Origin", "find", "node_of", "tensors"]
-
 _FIRST: Final = frozenset(
     {"BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "FusedBatchNormV3", "MatMul"}
 )

@@ -8,8 +8,6 @@ from typing import Final, TypeAlias
 
 from annot.tf.graph_lookup import Node
 
-__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port"]
-
 Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
 """The loops around a node, outermost first, and the branches that it runs in."""
 

@@ -25,8 +25,6 @@ from annot.tf.graph_lookup import Node, Origin, tensors
 from annot.tf.graph_order import CONTROL_FLOW, PASSED_ON, VALUES, Context, Dependencies, in_order, port
 from annot.tf.owners import Owner, innermost
 
-__all__ = ["Point", "plan"]
-
 _MAX_NODES: Final = 200_000
 
 

@@ -16,8 +16,6 @@ from annot.tf.graph_plan import Point, plan
 from annot.tf.operation_owners import Traced
 from annot.tf.owners import Owner
 
-__all__ = ["OPERATION", "rewrite"]
-
 OPERATION: Final = "AnnotRange"
 _RESOURCE: Final = 20
 """DT_RESOURCE of tensorflow/core/framework/types.proto."""

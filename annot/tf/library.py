@@ -27,8 +27,6 @@ from annot.tf.graph_rewrite import rewrite
 from annot.tf.owners import Owner, interrupts, thread
 from annot.util.locks import fork_safe
 
-__all__ = ["Optimizer", "available", "close_all", "load", "switch"]
-
 _SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int)
 
 

@@ -14,8 +14,6 @@ from annot.emit import client
 from annot.labels import tag
 from annot.labels.marks import SCOPES_FILE, format_scope
 
-__all__ = ["note", "repeat_marks", "save_scopes"]
-
 _noted: Final[dict[str, str]] = {}
 
 

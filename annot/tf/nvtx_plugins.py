@@ -11,8 +11,6 @@ from annot.emit import client
 from annot.tf import call_ranges
 from annot.tf.session import SessionHook
 
-__all__ = ["NVTXEnd", "NVTXHook", "NVTXStart"]
-
 _CONTEXT = "_annot_context"
 
 

@@ -32,8 +32,6 @@ from annot.tf import graph_config, owners
 from annot.util.locks import fork_safe
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["CALLS", "CONTROL_FLOW", "Operation", "Traced", "graphs", "install", "remove", "traced_in"]
-
 
 @dataclass(slots=True)
 class Operation:

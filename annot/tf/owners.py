@@ -23,22 +23,6 @@ from annot.labels import tag
 from annot.labels.tag import Tag
 from annot.util.weak_keys import WeakKeys
 
-__all__ = [
-    "READS",
-    "GradientPass",
-    "Owner",
-    "call",
-    "current",
-    "in_backward",
-    "in_xla",
-    "innermost",
-    "interrupts",
-    "may_be_taped",
-    "owned",
-    "start",
-    "thread",
-]
-
 READS: Final = frozenset({"ReadVariableOp", "Identity", "StopGradient"})
 """Operations whose gradient only passes a tensor on."""
 _SMALL: Final = frozenset({"Cast", "ExpandDims", "Pack", "Reshape", "Squeeze", "StridedSlice", "Transpose", "Unpack"})
@@ -127,7 +111,7 @@ class Owner:
 
     def tag(self) -> Tag | None:
         """Return the tag of the range of a layer; None for other ranges."""
-        shown = tag.parse(self.event.text) if self.event is not None and self.event.domain == client.DOMAIN else None
+        shown = tag.parse(self.event.text) if self.event is not None and self.event.domain == tag.DOMAIN else None
         return shown if shown is not None and shown.module else None
 
     def chain(self) -> list[Owner]:

@@ -24,8 +24,6 @@ from annot.tf.layer_calls import Layers, LayerWrapper, Options
 from annot.tf.training_loop import DataWaits, StepFunctions
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "emit_ranges", "found_block"]
-
 
 def emit_ranges(
     model: keras.Layer,
@@ -170,7 +168,7 @@ class Installed:
             (DataWaits(graphs=graphs), options.data),
         ):
             if wanted:
-                self._undo.append(patch.remove)
+                self._undo.append(patch.undo)
                 patch.install()
         if (problem or not graphs) and client.enabled():  # the recorded scopes alone suffice for tf.profiler
             self._name_operations(problem)

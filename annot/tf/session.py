@@ -7,11 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from annot.emit import client, loop
-from annot.emit.open_ranges import OpenRanges
+from annot.emit.loop import OpenRanges
 from annot.emit.patches import Patches
 from annot.keras.callback import close_operations
-
-__all__ = ["SessionHook"]
 
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -17,13 +17,11 @@ from annot.emit.patches import Patches
 from annot.labels import tag
 from annot.tf import owners
 
-__all__ = ["DataWaits", "StepFunctions"]
-
 _STEPS: Final = ("train_function", "test_function", "predict_function")
 
 
-class DataWaits:
-    """Ranges ``Data`` around the wait for each element of a data set iterator, from `install` to `remove`.
+class DataWaits(Patches):
+    """Ranges ``Data`` around the wait for each element of a data set iterator, from `install` to `undo`.
 
     They cover eager loops over a data set, `predict`, and reads from an iterator in graphs that are traced while this
     is installed, such as the step of `fit` and `evaluate` inside its batch range. Inside `annot.batches` each wait has
@@ -32,8 +30,8 @@ class DataWaits:
     """
 
     def __init__(self, *, graphs: bool = True) -> None:
+        super().__init__()
         self._graphs = graphs
-        self._patches = Patches()
 
     def install(self) -> None:
         """Patch the private class of data set iterators, with a warning if this TensorFlow does not have it."""
@@ -42,11 +40,7 @@ class DataWaits:
             client.warn_once("this TensorFlow has no iterator_ops.OwnedIterator: waits for data have no ranges")
             return
         for name in ("__next__", "get_next", "get_next_as_optional"):
-            self._patches.wrap(iterator, name, self._get)
-
-    def remove(self) -> None:
-        """Undo the patches, in reverse order."""
-        self._patches.undo()
+            self.wrap(iterator, name, self._get)
 
     def _get(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         eager = tf.executing_eagerly()

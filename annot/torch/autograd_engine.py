@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -14,16 +14,13 @@ from annot.emit import client, guard
 from annot.labels import tag
 from annot.torch import collectives
 from annot.torch.backward_hooks import device_threads_in_use
-from annot.torch.internals import internal
-
-__all__ = ["Engine"]
+from annot.torch.internals import tracing_context
 
 _holder: Final[Any] = torch.autograd.Variable
-_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 
 
 class Engine:
-    """Autograd's engine with ranges, from `install` to `remove`. All other attributes are forwarded to the engine.
+    """Autograd's engine with ranges, from `install` to `undo`. All other attributes are forwarded to the engine.
 
     Without `ranges`, `calls` only records that a backward runs, to detect recomputation.
     """
@@ -41,7 +38,7 @@ class Engine:
         """Run the engine inside the range of the whole backward."""
         calls = self._calls
         # torch.compile runs the engine while it traces a backward. That run is not a backward of the user.
-        if calls is None or _tracing() is not None:
+        if calls is None or tracing_context() is not None:
             return self._engine.run_backward(*args, **kwargs)
         depth, runs, handles = client.depth(), calls.runs(), list[Any]()
         try:
@@ -88,7 +85,7 @@ class Engine:
         """Replace autograd's engine."""
         _holder._execution_engine = self
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Restore the engine. This wrapper becomes transparent for code that still holds it."""
         self._calls = None
         if _holder._execution_engine is self:

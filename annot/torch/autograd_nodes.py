@@ -23,8 +23,6 @@ import torch
 
 from annot.torch.internals import internal
 
-__all__ = ["Layout", "current_thread", "find_layout", "is_node", "make_reader"]
-
 _WORD: Final = 8
 _HEAD: Final = object.__basicsize__
 _NODE_WORDS: Final = 16

@@ -20,14 +20,10 @@ from typing import Any, Final
 import torch
 
 from annot.emit import guard
-from annot.torch.internals import internal
+from annot.torch.internals import current_node, internal, next_number
 from annot.torch.node_owners import BACKWARD, DEPTH, PARENT, Invocation, ThreadNotes
 from annot.util.locks import fork_safe
 
-__all__ = ["BackwardHooks", "Frame", "device_of", "device_threads_in_use", "visit"]
-
-_peek: Callable[[], int] = internal("torch.autograd._get_sequence_nr")
-_current_node: Callable[[], Any] = internal("torch._C._current_autograd_node")
 _HOOKED_KEY: Final = "annot hook"
 _Engine: Final[Any] = internal("torch._C._ImperativeEngine")
 _accelerator: Final[Callable[[], torch.device]] = internal("torch._C._get_accelerator") or (lambda: torch.device("cpu"))
@@ -118,8 +114,11 @@ class BackwardHooks:
             del frames[-1]
         if not frames:
             self._frames.pop(threading.get_ident(), None)
-        if self._workers:
-            self._close_workers()
+        # A run that ends on one thread, or fails, leaves ranges open on device threads. Such a thread is stale: its
+        # last node no longer belongs to a run. Inside a node, this may be a device thread itself.
+        stale = [worker for worker in list(self._workers.values()) if worker.last not in self._owners]
+        if stale and current_node() is None:
+            visit([(worker.device, worker.close) for worker in stale])
 
     def _forget(self, nodes: list[Any]) -> None:
         """Remove the nodes of a finished run from the owners, except nodes shared with another run."""
@@ -132,16 +131,6 @@ class BackwardHooks:
             else:
                 del self._shared[node]
             del nodes[-1]
-
-    def _close_workers(self) -> None:
-        """Close the ranges that finished runs have left open on device threads.
-
-        A run that ends on one thread, or fails, leaves ranges open on the others. Such a thread is stale: its last node
-        no longer belongs to a run. This does nothing inside a node, because this may be a device thread itself.
-        """
-        stale = [worker for worker in list(self._workers.values()) if worker.last not in self._owners]
-        if stale and _current_node() is None:
-            visit([(worker.device, worker.close) for worker in stale])
 
     def _hook(self, node: Any, owner: Invocation | None, frame: Frame, *, keep_graph: bool) -> None:
         if node in self._owners:  # e.g. a hook runs part of a graph whose own run is not finished
@@ -159,7 +148,7 @@ class BackwardHooks:
 
     def _on_node(self, *_: Any) -> None:
         """Open the ranges of the layer whose node the engine is about to run. Must not raise."""
-        node = _current_node()
+        node = current_node()
         if node in self._owners:
             self._move_to(self._owners[node])
             if self._workers and (worker := self._workers.get(threading.get_ident())):
@@ -183,7 +172,7 @@ class BackwardHooks:
             opened.append(invocation)
             self._push(invocation[BACKWARD])
         if frame.creates_graph:
-            self._threads.get().note(_peek(), opened[-1] if opened else None)
+            self._threads.get().note(next_number(), opened[-1] if opened else None)
 
     def _worker_frames(self) -> list[Frame]:
         """Open a frame on a thread of the engine. A callback of the engine closes it when the thread's task is done."""
@@ -197,7 +186,7 @@ class BackwardHooks:
                 self._workers.pop(ident, None)
                 self._close(frames[0])
 
-        device = device_of(_current_node())
+        device = device_of(current_node())
         if device is not None:
             self._workers[ident] = Worker(device, close_here)
         torch.autograd.Variable._execution_engine.queue_callback(close_here)
@@ -209,7 +198,7 @@ class BackwardHooks:
             self._pop()
         if frame.creates_graph:
             notes = self._threads.get()
-            notes.note(_peek(), notes.current)
+            notes.note(next_number(), notes.current)
 
 
 def device_threads_in_use() -> bool:

@@ -1,4 +1,4 @@
-"""Ranges around collectives and point-to-point messages, and the mark with the rank of the process.
+"""Ranges around collectives and point-to-point messages.
 
 All callers of `torch.distributed` (scripts, FSDP, hooks) end up in methods of `ProcessGroup`, so these methods are
 patched. The functions of `torch.distributed` are left alone, because torch.compile recognizes them. Functional
@@ -12,7 +12,6 @@ backward has a range: `awaited` returns its event, and `annot.torch.autograd_eng
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -21,13 +20,10 @@ from typing import Any, Final
 import torch
 
 from annot.emit import client, guard
-from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.emit.shapes import specs_of, tensors_in
 from annot.labels import tag
-from annot.labels.marks import format_rank
 from annot.torch.module_sites import is_tensor
 from annot.torch.patches import Patches
-
-__all__ = ["awaited", "install", "say_rank"]
 
 # Names of the operations by method of ProcessGroup, over all releases of PyTorch.
 _METHODS: Final = {
@@ -94,18 +90,6 @@ def awaited() -> Any:
 _thread: Final = threading.local()
 
 
-def say_rank() -> None:
-    """Emit the mark with rank and world size, if this is a process of a distributed run."""
-    distributed: Any = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    else:
-        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
-        if not (rank.isdecimal() and world_size.isdecimal()):
-            return
-    client.mark(client.event(format_rank(int(rank), int(world_size)), category=_KIND, few=True))
-
-
 class _Events:
     """Cache of the events by operation, group, and shapes and dtypes of the tensors."""
 
@@ -156,8 +140,7 @@ class _Events:
 
 
 def _make(operation: str, group: str, tensors: list[Any]) -> Any:
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-    tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
+    tagged = tag.Tag("", operation + group, "collective", *specs_of(tensors))
     size = sum(tensor.nbytes for tensor in tensors)
     return client.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
 

@@ -23,17 +23,15 @@ import torch
 import wrapt
 
 from annot.emit import client, guard
+from annot.emit.patches import Patches
 from annot.labels import tag
 from annot.torch import compiled_ranges, inductor
 from annot.torch.compiled_ranges import HERE, Named
-from annot.torch.internals import internal
+from annot.torch.internals import current_node, tracing_context
 from annot.torch.module_paths import inner, join
 from annot.torch.module_sites import Site
-from annot.torch.patches import Patches
 from annot.torch.traced_variables import dotted, modules_in_frame, parse, reached
 from annot.util.weak_keys import WeakKeys
-
-__all__ = ["Compiled", "traced_layers"]
 
 _RUNTIME: Final = compiled_ranges.__name__
 _HEADER: Final = f"""
@@ -50,14 +48,14 @@ _NO_LAYERS: Final = (
     "a compiled graph shows no layers: its code was generated before emit_ranges was entered, or in C++ (cpp_wrapper). "
     "Compile inside the block, or call torch.compiler.reset() after entering it"
 )
-_current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
 _CALLING_MODULE: Final = (HERE, "")
 
 
-class Compiled:
-    """Ranges of compiled graphs, from `install` to `remove`."""
+class Compiled(Patches):
+    """Ranges of compiled graphs, from `install` to `undo`."""
 
     def __init__(self, calls: Any, sites: Any, *, forward: bool, backward: bool) -> None:
+        super().__init__()
         self._calls = calls
         self._sites = sites
         self._has_ranges = {"forward": forward, "backward": backward, "other": forward}
@@ -65,7 +63,6 @@ class Compiled:
         self._forwards: WeakKeys[Any, _Modules] = WeakKeys()  # by node of the graph's backward
         self._names: Counter[tuple[str, bool]] = Counter()
         self._traced_in: WeakKeys[Any, Any] = WeakKeys()
-        self._patches = Patches()
         self._extern: list[Any] = []  # schedulers that are writing the call of an extern kernel
 
     def install(self) -> None:
@@ -77,11 +74,11 @@ class Compiled:
         else:
             _await_inductor()
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Restore all attributes in reverse order."""
         global _active
         _active = None
-        self._patches.undo()
+        super().undo()
 
     def patch(self) -> None:
         """Patch the functions that run graphs, then those that generate code. Each group is patched as a whole."""
@@ -91,14 +88,7 @@ class Compiled:
                 client.warn_once(_NOT_HERE.format(torch.__version__))
                 return
             for (cls, name), patch in pairs:
-                self._patches.replace(cls, name, self._calling(patch, vars(cls)[name]))
-
-    def _calling(self, patch: Callable[..., Any], original: Any) -> Any:
-        @functools.wraps(original)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return patch(self, original, *args, **kwargs)
-
-        return method
+                self.wrap(cls, name, functools.partial(patch, self))
 
     # ---------------------------------------------------------------- runs
 
@@ -129,7 +119,7 @@ class Compiled:
         if not graph.heads:
             return {}
         if graph.backward:
-            node = _current_node()
+            node = current_node()
             before: _Modules = self._forwards.get(node, {}) if node is not None else {}
             return before
         by_head, context = modules_in_frame(graph.heads)
@@ -190,7 +180,7 @@ class Compiled:
 
         A backward graph may be compiled later.
         """
-        context = inductor.tracing()
+        context = tracing_context()
         traced: tuple[Any, Mapping[str, int]] | None = self._traced_in.get(context) if context is not None else None
         if traced is None:
             traced = self._calls.current_site(False), inductor.modules_by_key(context)

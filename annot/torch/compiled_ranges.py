@@ -16,8 +16,6 @@ from typing import Any, Final, TypeAlias, cast
 from annot.emit import client
 from annot.labels import layer_path, tag
 
-__all__ = ["FORMAT", "HERE", "Layers", "Named", "by_expression", "encode", "heads_in", "pop", "push"]
-
 FORMAT: Final = 3
 """Version of the argument of `push`. Cached code is only used with the same version."""
 

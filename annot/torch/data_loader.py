@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import torch.utils.data as torch_data
@@ -13,8 +12,6 @@ from annot.labels import tag
 from annot.labels.marks import format_loader
 from annot.torch.internals import internal
 from annot.torch.patches import Patches
-
-__all__ = ["install", "run_worker"]
 
 _BaseDataLoaderIter: Final[Any] = internal("torch.utils.data.dataloader._BaseDataLoaderIter")
 _run_worker: Final[Any] = internal("torch.utils.data._utils.worker._worker_loop")
@@ -34,14 +31,12 @@ def install(patches: Patches) -> None:
 
 
 def _marked(iterate: Any, loader: Any) -> Any:
-    guard.attempt(lambda: client.mark(client.event(_loader_text(loader), few=True)), otherwise=None)
+    def text() -> str:
+        workers, persistent = int(loader.num_workers), bool(loader.persistent_workers)
+        return format_loader(workers=workers, persistent=persistent, pinned=bool(loader.pin_memory))
+
+    guard.mark(text)
     return iterate(loader)
-
-
-def _loader_text(loader: Any) -> str:
-    return format_loader(
-        workers=int(loader.num_workers), persistent=bool(loader.persistent_workers), pinned=bool(loader.pin_memory)
-    )
 
 
 def run_worker(*args: Any, **kwargs: Any) -> Any:
@@ -58,10 +53,5 @@ def run_worker(*args: Any, **kwargs: Any) -> Any:
 
 
 def _fetching(*_: Any) -> Any:
-    worker = torch_data.get_worker_info()
-    return _event(None if worker is None else worker.id)
-
-
-@functools.cache
-def _event(number: int | None) -> Any:
+    number = getattr(torch_data.get_worker_info(), "id", None)
     return client.event(tag.format(tag.Tag(module=tag.WORKER, phase="data", step=number)), category="data", few=True)

@@ -22,8 +22,6 @@ import torch
 from annot.emit import client, guard
 from annot.torch.internals import internal
 
-__all__ = ["set_callback", "skip", "skip_all", "skip_own_code"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _frames: Any = internal("torch._C._dynamo.eval_frame")

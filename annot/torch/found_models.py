@@ -15,8 +15,6 @@ from annot.torch.module_calls import bookkeeping
 from annot.torch.module_paths import children, inner, is_keras
 from annot.torch.module_sites import Model, Sites, is_power_of_two
 
-__all__ = ["FoundModels"]
-
 
 class FoundModels:
     """Models of the modules that `find` receives. It does not keep them alive."""
@@ -26,7 +24,7 @@ class FoundModels:
         self._models: list[Model] = []
         self._finds: Counter[type] = Counter()
 
-    @bookkeeping(lambda *_: None, "a model runs without ranges")
+    @bookkeeping(note="a model runs without ranges")
     def find(self, module: torch.nn.Module) -> None:
         """Add the model of a module, and the models that optimizers update.
 

@@ -11,8 +11,6 @@ import wrapt
 from annot import native
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["follow_switches", "imported", "own_current", "watch"]
-
 T = TypeVar("T")
 
 _greenlet: Any = None

@@ -8,8 +8,6 @@ from transformers import TrainerCallback
 
 from annot.torch.ranges import TrainerRanges
 
-__all__ = ["AnnotTrainerCallback"]
-
 
 class AnnotTrainerCallback(TrainerCallback):
     """Ranges for a `transformers.Trainer`: layers, epochs, batches, waits for data and evaluation.

@@ -13,11 +13,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _LPPoolNd, _MaxPoolNd
 
+from annot.emit.class_sources import library_class
 from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 from annot.torch.module_paths import is_keras
-
-__all__ = ["gradients", "hyperparameters"]
 
 
 def _has(name: str) -> Callable[[Any], bool]:
@@ -141,10 +140,8 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Argu
 
 def _torch_class(module: nn.Module | None) -> type[nn.Module] | None:
     """Return the class of PyTorch whose `forward` the module runs, or None."""
-    own = type(module)
-    cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.nn.modules.")), None)
-    # OptimizedModule of torch.compile inherits the forward of nn.Module.
-    if cls in (None, nn.Module) or getattr(own, "forward", None) is not cls.forward:
+    cls = library_class(type(module), "torch.nn.modules.", "forward")
+    if cls in (None, nn.Module):  # OptimizedModule of torch.compile inherits the forward of nn.Module
         return None
     lazy = getattr(module, "cls_to_become", None)
     return lazy if isinstance(lazy, type) else cls

@@ -11,18 +11,10 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from annot.torch.internals import internal
-
-__all__ = [
-    *("being_called", "copies_stacks", "copy_stacks", "current_graph", "find", "graph_id", "is_backward"),
-    *("modules_by_key", "nodes_of", "tracing"),
-]
-
-tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
-"""Return what torch.compile stores for the frame whose graphs it compiles, or None."""
+from annot.torch.internals import tracing_context
 
 _AOT_ID: Final = re.compile(r"# AOT ID: \['(\d+)_(\w+)'\]")
 """Comment with number and kind of a graph in its code."""
@@ -57,7 +49,7 @@ def is_backward(graph: Any) -> bool:
     """Return whether Inductor is generating code for a backward. Since PyTorch 2.6, the graph knows."""
     backward: bool | None = getattr(graph, "is_backward", None)
     if backward is None:
-        name = getattr(tracing(), "aot_graph_name", None) or [""]
+        name = getattr(tracing_context(), "aot_graph_name", None) or [""]
         return str(name[0]).endswith("_backward")
     return backward
 

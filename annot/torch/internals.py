@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
-
-__all__ = ["INTERNALS", "Internal", "internal", "missing"]
 
 
 class Internal(NamedTuple):
@@ -84,3 +83,19 @@ def internal(name: str) -> Any:
 def missing() -> tuple[str, ...]:
     """Return the names of objects that this release lacks and that ranges need."""
     return tuple(entry.name for entry in INTERNALS if entry.without == _NO_RANGES and internal(entry.name) is None)
+
+
+is_compiling: Final = torch.compiler.is_dynamo_compiling
+"""Return whether torch.compile traces this call."""
+is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
+"""Return the state of torch.jit.trace, or None if it does not trace."""
+is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
+"""Return whether autocast is enabled for a device."""
+mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
+"""Return the number of torch function modes of this thread."""
+next_number: Final[Callable[[], int]] = internal("torch.autograd._get_sequence_nr")
+"""Return the sequence number of the next node that this thread creates."""
+current_node: Final[Callable[[], Any]] = internal("torch._C._current_autograd_node")
+"""Return the node that the engine runs on this thread, or None."""
+tracing_context: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
+"""Return what torch.compile stores for the frame that it compiles, or None."""

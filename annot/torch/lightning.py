@@ -10,8 +10,6 @@ from annot.emit import client
 from annot.labels import tag
 from annot.torch.ranges import TrainerRanges
 
-__all__ = ["AnnotCallback", "AnnotProfiler"]
-
 _PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 

@@ -18,8 +18,6 @@ import torch
 from annot.emit.machine import cpu_name
 from annot.labels.marks import cpu_model
 
-__all__ = ["Benchmark", "Measurement", "attention", "copy", "device_name", "gemm", "measure_peaks"]
-
 _LONG: Final = 0.02
 """Time in seconds of a call that is long enough: a thousand times the launch of a kernel, and several times the time in
 which a memory fills the largest caches of CPUs (1 GB at 460 GB/s)."""

@@ -15,8 +15,6 @@ from annot.emit import client
 from annot.labels.marks import MEMORY, RSS, format_memory
 from annot.util.locks import fork_safe
 
-__all__ = ["Counter", "Meter", "counter_for"]
-
 _STATM: Final = "/proc/self/statm"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 

@@ -25,17 +25,10 @@ from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of, tensors_in
 from annot.torch import autograd_nodes, dynamo, greenlets
 from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
-from annot.torch.internals import internal
+from annot.torch.internals import current_node, is_autocast, is_compiling, is_tracing, mode_count, next_number
 from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
-
-__all__ = [
-    "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "patched_call",
-]  # fmt: skip
-
-_peek: Callable[[], int] = internal("torch.autograd._get_sequence_nr")
-_current_node: Callable[[], Any] = internal("torch._C._current_autograd_node")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +67,7 @@ class Calls(BackwardHooks):
         """Record that this thread has switched to another greenlet, and so to another call."""
         if self._backward:
             notes = self._threads.get()
-            notes.note(_peek(), notes.current)
+            notes.note(next_number(), notes.current)
 
     def drop_notes(self) -> None:
         """Delete the notes of all threads. The caller ensures that no block is open."""
@@ -121,10 +114,6 @@ _running: dict[int, list[Frame]]
 _push: Callable[[Any], None] | None
 _pop: Callable[[], None] | None
 _profiler: Final[Any] = torch.autograd.profiler
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
-_is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
-_is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
-_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 _Tensor: Final = torch.Tensor
 
 
@@ -134,7 +123,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     The whole path of a call is in one function: every further Python frame would cost a tenth of a microsecond.
     """
     # torch.compile traces through this function, and must see the original.
-    if _is_compiling():
+    if is_compiling():
         return _original(self, *args, **kwargs)
     try:
         notes = _thread.notes
@@ -149,9 +138,9 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if site is None:
             return _original(self, *args, **kwargs)
     key: Any = None
-    if site.shapes and _is_tracing() is None:
+    if site.shapes and is_tracing() is None:
         # A mode of the user would see the reads.
-        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or _is_autocast() or _mode_count()):
+        if len(args) == 1 and type(args[0]) is _Tensor and not (kwargs or is_autocast() or mode_count()):
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor raises on access to its shape
@@ -168,7 +157,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         invocation = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
         if notes_nodes:
-            number = _peek()
+            number = next_number()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = invocation
             else:
@@ -190,7 +179,7 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             if parent is None and pop is not None and type(notes) is Notes:
                 client.pop_to(depth)
         if notes_nodes:
-            number = _peek()
+            number = next_number()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = parent
             else:
@@ -241,7 +230,7 @@ def _call_in_python(_: Any, module: Any, args: Any, kwargs: Any) -> Any:
 
 def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's profiler reads `self`
     # torch.compile traces through this function, and must see the original.
-    if _is_compiling():
+    if is_compiling():
         return _original(self, *args, **kwargs)
     return _call(_inner, self, args, kwargs)
 
@@ -270,7 +259,7 @@ def hide_from_profiler(patches: Patches) -> None:
     patches.replace(profiler, "_enable_profiler", enable)
 
 
-def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], F]:
+def bookkeeping(otherwise: Callable[..., Any] = lambda *_: None, note: str = "") -> Callable[[F], F]:
     """Decorate an internal function of annot that runs inside a module call.
 
     torch.compile does not compile the function, and its failures do not reach the user. The result is then that of
@@ -294,15 +283,11 @@ def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], 
     return decorate
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
-bury: Final = bookkeeping(_nothing)(Sites.bury)
+bury: Final = bookkeeping()(Sites.bury)
 """Forget the modules that were deleted since the last call."""
 
 
-@bookkeeping(_nothing)
+@bookkeeping()
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a key of the shapes, dtypes and autocast dtype of a call. Calls with equal keys share their events.
 
@@ -310,16 +295,16 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """
     tensors = tensors_in(args, kwargs, is_tensor)
     with torch._C.DisableTorchFunction():
-        autocast = autocast_dtype(tensors) if _is_autocast() else ""
+        autocast = autocast_dtype(tensors) if is_autocast() else ""
         if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in tensors):
             return autocast, *[(tensor.shape, tensor.dtype) for tensor in tensors]
         return autocast, *map(spec_of, tensors)
 
 
-@bookkeeping(_nothing, "a layer runs without a range")
+@bookkeeping(note="a layer runs without a range")
 def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Return the events of a call with these arguments, or None if creating them fails."""
-    if _is_tracing() is not None:  # torch.jit.trace would record the access to a shape
+    if is_tracing() is not None:  # torch.jit.trace would record the access to a shape
         return site.make_events((), {})
     events = site.events.recall(key)
     if events is None:
@@ -334,7 +319,7 @@ def if_recomputed(
     site: Site, events: tuple[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Return the events of a call while a backward is open. Inside a node they are those of a recomputation."""
-    if _current_node() is None:
+    if current_node() is None:
         return events
     recomputed = site.recomputed.recall(events[0])
     if recomputed is None:

@@ -9,11 +9,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = [
-    "MAX_PATHS", "OPTIMIZED", "children", "class_name", "hides_inner", "inner", "is_keras", "join", "path_to", "paths",
-    "unwrapped",
-]  # fmt: skip
-
 OPTIMIZED: Final = "OptimizedModule"
 """Class name of the wrapper that `torch.compile` returns for a module."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,16 +14,14 @@ import torch
 
 from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import Choice
-from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.emit.shapes import specs_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.hyperparameters import gradients, hyperparameters
-from annot.torch.internals import internal
+from annot.torch.internals import tracing_context
 from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, join, path_to, paths, unwrapped
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
-
-__all__ = ["LOSS", "Loss", "Model", "Numbered", "Shown", "Site", "Sites", "is_power_of_two", "numbered"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """Base class of PyTorch's losses. A loss is a layer even outside a model."""
@@ -36,7 +33,6 @@ Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, Arguments]
 """Specs of the first tensors, the number of the others, and arguments."""
 
 _NOTHING: Final[tuple[Shown, Arguments]] = ((), 0, ()), ()
-_tracing: Final[Callable[[], Any]] = internal("torch._guards.TracingContext.try_get")
 
 
 class Reference(weakref.ref[torch.nn.Module]):
@@ -136,10 +132,9 @@ class Site:
 
 
 def shown(tensors: list[Any]) -> Shown:
-    """Return specs of the first `MAX_TENSORS` tensors, the number of the others, and the dtype of autocast."""
+    """Return the specs of tensors as `specs_of` does, and the dtype of autocast."""
     dtype = autocast_dtype(tensors)
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-    return specs, max(0, len(tensors) - MAX_TENSORS), (("autocast", dtype),) if dtype else ()
+    return *specs_of(tensors), (("autocast", dtype),) if dtype else ()
 
 
 def autocast_dtype(tensors: list[Any]) -> str:
@@ -265,13 +260,15 @@ class Sites:
         return guard.attempt(self._discover, module, caller, otherwise=None, note=note)
 
     def _discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
-        if id(module) in self.by_id:
-            return None
-        if _tracing() is not None:  # torch.compile calls a copy of the module with fake tensors, up to PyTorch 2.4
+        # Up to PyTorch 2.4, torch.compile calls a copy of the module with fake tensors.
+        if id(module) in self.by_id or tracing_context() is not None:
             return None
         original = inner(module)
         if caller is None and not isinstance(original, Loss):
-            self._look_for_model(original)
+            with self._lock:
+                if self._find_model is not None and id(original) not in self.by_id:
+                    self._find_model(original)
+                    self._exclude(original)  # if it is in no model, search only once
         if id(module) in self.by_id:
             return self.by_id[id(module)]
         wrapped = self.by_id.get(id(original)) if original is not module else None
@@ -286,12 +283,6 @@ class Sites:
             if parent is None or self.by_id.get(id(parent)) is None or not self._should_search(module):
                 return None
             return self._find(module, parent, caller)
-
-    def _look_for_model(self, module: torch.nn.Module) -> None:
-        with self._lock:
-            if self._find_model is not None and id(module) not in self.by_id:
-                self._find_model(module)
-                self._exclude(module)  # if it is in no model, search only once
 
     def _should_search(self, module: torch.nn.Module) -> bool:
         """Return whether to search a module again: only at call 1, 2, 4, 8 and so on, because a search is slow."""
@@ -446,33 +437,30 @@ def numbered(name: str, number: int) -> str:
 
 
 class Numbered:
-    """Allocator of the lowest number of a name that is not `taken`. It does not test all numbers in use."""
+    """Allocator of the lowest number of a name that is not `taken`."""
 
     def __init__(self, taken: Callable[[str], bool]) -> None:
         self._taken = taken
-        self._free: dict[str, list[int]] = {}  # ascending numbers by name; all from the last one on are free
+        self._least: dict[str, int] = {}  # by name; all lower numbers are taken
 
     def lowest(self, name: str) -> str:
         """Return the numbered name with the lowest number that is free."""
-        free = self._free.setdefault(name, [1])
-        while self._taken(candidate := numbered(name, free[0])):
-            if len(free) == 1:
-                free.append(free[0] + 1)
-            del free[0]
-        return candidate
+        number = self._least.get(name, 1)
+        while self._taken(numbered(name, number)):
+            number += 1
+        self._least[name] = number
+        return numbered(name, number)
 
     def free(self, name: str) -> None:
         """Release a numbered name."""
-        plain, sign, number = name.rpartition("#")
-        for free, freed in ((self._free.get(name), "1"), (self._free.get(plain) if sign else None, number)):
-            if free is not None and freed.isdecimal() and int(freed) < free[-1]:
-                index = bisect_left(free, int(freed))
-                if free[index] != int(freed):
-                    free.insert(index, int(freed))
+        plain, _, number = name.rpartition("#")
+        for base, freed in ((name, "1"), (plain, number)):
+            if base in self._least and freed.isdecimal():
+                self._least[base] = min(self._least[base], int(freed))
 
     def clear(self) -> None:
         """Forget all names."""
-        self._free.clear()
+        self._least.clear()
 
 
 def is_power_of_two(count: int) -> bool:

@@ -9,7 +9,7 @@ import functools
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -17,8 +17,6 @@ import torch
 from annot.torch import autograd_nodes, greenlets
 from annot.torch.module_sites import Site
 from annot.util.weak_keys import WeakKeys
-
-__all__ = ["BACKWARD", "DEPTH", "PARENT", "SITE", "Invocation", "Notes", "ThreadNotes", "thread_notes"]
 
 _MAX_NOTES: Final = 1 << 16
 """Maximum number of entries per thread. Nodes older than the first entry have no layers."""
@@ -105,9 +103,8 @@ class ThreadNotes:
         several threads created the nodes. It is also the case for a view whose base was modified through another view:
         autograd regenerates its node on the next access, possibly during an operation whose node already has a number.
         """
-        numbers: dict[Any, int] = {
-            node: node._sequence_nr() for node in map(_node_of, roots) if autograd_nodes.is_node(node)
-        }
+        root_nodes: Iterator[Any] = (root.grad_fn if isinstance(root, torch.Tensor) else root[0] for root in roots)
+        numbers: dict[Any, int] = {node: node._sequence_nr() for node in root_nodes if autograd_nodes.is_node(node)}
         pending = [node for node, number in numbers.items() if number != _ACCUMULATE_GRAD]
         owners: dict[int, Callable[[int], Invocation | None]] = {}
         entries: list[tuple[int, int, Invocation | None, Any]] = []
@@ -151,10 +148,6 @@ class ThreadNotes:
 def thread_notes(_greenlets: bool) -> ThreadNotes:
     """Return the notes of this process's threads, with or without greenlets. `cache_clear` deletes them."""
     return ThreadNotes()
-
-
-def _node_of(root: Any) -> Any:
-    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
 def _no_owner(_: int) -> Invocation | None:

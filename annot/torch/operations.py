@@ -21,11 +21,9 @@ from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.dynamo import set_callback
-from annot.torch.internals import internal
+from annot.torch.internals import internal, is_autocast, is_compiling, is_tracing, mode_count
 from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
-
-__all__ = ["MAX_ARGUMENTS", "MAX_ITEMS", "MAX_TEXT", "MAX_VARIANTS", "Operations"]
 
 MAX_ARGUMENTS: Final = 16
 """Maximum number of non-tensor arguments in a range."""
@@ -48,13 +46,9 @@ _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _SCALARS: Final = (bool, int, float, str, type(None))
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
-_is_autocast: Final[Callable[[], bool]] = internal("torch._C._is_any_autocast_enabled")
-_is_tracing: Final[Callable[[], Any]] = internal("torch._C._get_tracing_state")
 _stack: Final[Callable[[], list[Any]]] = internal("torch.overrides._get_current_function_mode_stack")
 _push_mode: Final[Callable[[Any], None]] = internal("torch.overrides._push_mode")
 _pop_mode: Final[Callable[[], Any]] = internal("torch.overrides._pop_mode")
-_mode_count: Final[Callable[[], int]] = internal("torch._C._len_torch_function_stack")
 
 
 class _Active(threading.local):
@@ -96,7 +90,7 @@ class Operations(TorchFunctionMode):
     ) -> Any:
         """Call `func`, inside its range if it has one."""
         given = kwargs or {}
-        if _is_compiling() or _is_tracing() is not None:
+        if is_compiling() or is_tracing() is not None:
             return func(*args, **given)
         inside = self._range_of(func, bool(types), args, given)
         return func(*args, **given) if inside is None else inside(func, None, args, given)
@@ -141,7 +135,7 @@ class Operations(TorchFunctionMode):
 def _find_event(
     is_watched: bool, events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    if is_watched or _mode_count():  # a tensor subclass or another mode would intercept the reads
+    if is_watched or mode_count():  # a tensor subclass or another mode would intercept the reads
         with torch._C.DisableTorchFunction():
             return _event_of(events, site, func, args, kwargs)
     return _event_of(events, site, func, args, kwargs)
@@ -151,7 +145,7 @@ def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwar
     key: Any = tuple([_key(value, 2) for value in args])
     if kwargs:
         key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
-    if _is_autocast():
+    if is_autocast():
         key = autocast_dtype(tensors_in(args, kwargs, is_tensor)), key
     cached = events.get(key) or events.recall(key)
     if cached is not None:

@@ -20,22 +20,26 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from annot.emit import client, guard
+from annot.emit import client
 from annot.emit.patches import subclasses
+from annot.emit.update_events import UpdateEvents
 from annot.labels import optimizer_arguments, tag
-from annot.torch.internals import internal
+from annot.torch.internals import internal, is_compiling
 from annot.torch.patches import Patches
-from annot.util.weak_keys import WeakKeys
-
-__all__ = ["OptimizerSteps", "install"]
 
 _before: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_pre_hooks")
 _after: Final[dict[int, Any]] = internal("torch.optim.optimizer._global_optimizer_post_hooks")
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 
-class OptimizerSteps:
-    """Ranges around `step` of every optimizer, from `install` to `remove`.
+class _Thread(threading.local):
+    """Ids of the optimizers whose step this thread runs inside a range."""
+
+    def __init__(self) -> None:
+        self.active: set[int] = set()
+
+
+class OptimizerSteps(Patches):
+    """Ranges around `step` of every optimizer, from `install` to `undo`.
 
     PyTorch wraps the `step` of a class when the first optimizer of that class is created. The wrapper of annot goes
     around that one. A learning-rate scheduler created before `install` calls PyTorch's wrapper directly. In that case
@@ -46,12 +50,11 @@ class OptimizerSteps:
     """
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__()
         self._wrappers: list[Any] = []
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._open: dict[int, Any] = {}  # ranges opened by the hooks, by thread id
-        self._live = True
-        self._events = UpdateEvents()
+        self._events = UpdateEvents(_parameter_groups, _arguments)
 
     def install(self) -> None:
         """Patch every optimizer class that is in use now or used later."""
@@ -59,26 +62,26 @@ class OptimizerSteps:
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
-        self._patches.replace(Optimizer, "_patch_step_function", first_use)
+        self.replace(Optimizer, "_patch_step_function", first_use)
         register_optimizer_step_pre_hook(self._pre_hook)
         register_optimizer_step_post_hook(self._post_hook)
 
-    def remove(self) -> None:
+    def undo(self) -> None:
         """Restore all attributes in reverse order."""
-        self._live = False
+        self.live = False
         # By value: `install` loses the handle of a hook if an interrupt comes before the assignment.
         for hooks, ours in ((_before, self._pre_hook), (_after, self._post_hook)):
             for key in [key for key, hook in dict(hooks).items() if hook == ours]:
                 del hooks[key]
         while self._open:  # other threads may be inside a step
             client.end(self._open.popitem()[1])
-        self._patches.undo()
+        super().undo()
 
     def _patch(self, cls: type) -> None:
         step = vars(cls).get("step")
         if getattr(step, "hooked", False) and all(wrapper is not step for wrapper in self._wrappers):
             self._wrappers.append(self._wrap(step))
-            self._patches.replace(cls, "step", self._wrappers[-1])
+            self.replace(cls, "step", self._wrappers[-1])
 
     def _on_first_use(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
@@ -89,14 +92,14 @@ class OptimizerSteps:
         # A plain function: schedulers read `step.__func__`, and a wrapt wrapper returns the original there.
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self._live:
+            if is_compiling() or not self.live:
                 return original(optimizer, *args, **kwargs)
             return self._call_step(original, optimizer, args, kwargs)
 
         return step
 
     def _call_step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        active = self._active()
+        active = self._thread.active
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
         depth, event, ident = client.depth(), self._events.next_event(optimizer), id(optimizer)
@@ -114,14 +117,14 @@ class OptimizerSteps:
                 active.discard(ident)
 
     def _pre_hook(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        if _is_compiling():
+        if is_compiling():
             return None
         self._close_stale()
-        if id(optimizer) in self._active():
+        if id(optimizer) in self._thread.active:
             return None
 
         def open_range() -> None:
-            if self._live:
+            if self.live:
                 self._open[threading.get_ident()] = client.start(self._events.next_event(optimizer))
 
         wrapped = _wrap_closure(args, kwargs, self._close_stale, open_range)
@@ -130,7 +133,7 @@ class OptimizerSteps:
         return wrapped
 
     def _post_hook(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not _is_compiling():
+        if not is_compiling():
             self._close_stale()
 
     def _close_stale(self) -> None:
@@ -138,13 +141,6 @@ class OptimizerSteps:
         opened = self._open.pop(threading.get_ident(), None)
         if opened is not None:
             client.end(opened)
-
-    def _active(self) -> set[int]:
-        try:
-            return self._thread.active  # type: ignore[no-any-return]
-        except AttributeError:
-            self._thread.active = set()
-            return self._thread.active  # type: ignore[no-any-return]
 
 
 def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
@@ -162,32 +158,12 @@ def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
     return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
 
 
-class UpdateEvents:
-    """Cache of the events of optimizer steps.
-
-    Parameters are counted at the first step of an optimizer, and again when its parameter groups change.
-    """
-
-    def __init__(self) -> None:
-        self._cache: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
-
-    def next_event(self, optimizer: Any) -> Any:
-        """Return the event of the next step of an optimizer, without arguments if reading the groups fails."""
-        event = guard.attempt(self._next_event, optimizer, otherwise=None)
-        return _step_event(optimizer) if event is None else event
-
-    def _next_event(self, optimizer: Any) -> Any:
-        groups = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
-        cached = self._cache.get(optimizer)
-        if cached is None or cached[0] != groups:
-            shown = *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
-            cached = self._cache[optimizer] = groups, _step_event(optimizer, shown)
-        return cached[1]
+def _parameter_groups(optimizer: Any) -> list[tuple[int, int]]:
+    return [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
 
 
-def _step_event(optimizer: Any, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
-    text = optimizer_arguments.text(type(optimizer).__name__, arguments)
-    return client.event(text, category="optimizer", few=True)
+def _arguments(optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
+    return *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
 
 
 def _rows(groups: Iterable[Any]) -> Iterator[optimizer_arguments.Row]:

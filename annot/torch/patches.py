@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
-
-import torch
+from typing import Any
 
 from annot.emit import guard, patches
 from annot.emit.outermost import Outermost
 from annot.torch.dynamo import skip
-
-__all__ = ["Patches"]
-
-_is_compiling: Final = torch.compiler.is_dynamo_compiling
+from annot.torch.internals import is_compiling
 
 
 class Patches(patches.Patches):
@@ -36,13 +31,13 @@ class Patches(patches.Patches):
             return Outermost(kind, event)
 
         def call_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling():
+            if is_compiling():
                 return original(self, *args, **kwargs)
             with inside((self, *args), kwargs):
                 return original(self, *args, **kwargs)
 
         def call_function(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling():
+            if is_compiling():
                 return original(*args, **kwargs)
             with inside(args, kwargs):
                 return original(*args, **kwargs)

@@ -12,15 +12,14 @@ import torch
 
 from annot import native
 from annot.emit import client, guard, layer_filter, search
-from annot.emit.capture_window import NO_CUDA
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
+from annot.emit.loop import OpenRanges
 from annot.emit.machine import say_machine
-from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
-from annot.emit.pausable import SwitchedBlock
+from annot.emit.pausable import NO_CUDA, SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.labels.tag import Phase
-from annot.torch import collectives, cpu_threads, data_loader, dynamo, greenlets, internals, module_calls, optimizer
+from annot.torch import collectives, data_loader, dynamo, greenlets, internals, module_calls, optimizer, process_marks
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.found_models import FoundModels
@@ -31,8 +30,6 @@ from annot.torch.module_sites import Model, Sites
 from annot.torch.operations import Operations
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
-
-__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges", "find_models"]
 
 _LACKS: Final = (
     "PyTorch {} differs from the releases that annot supports: it lacks {}. Layers, backwards and optimizer steps have "
@@ -317,8 +314,8 @@ class Installed:
             data_loader.install(patches)
         if options.collectives:
             collectives.install(patches)
-        collectives.say_rank()
-        cpu_threads.say_threads()
+        process_marks.say_rank()
+        process_marks.say_threads()
         say_machine("PyTorch", str(torch.__version__))
 
     def _install_keras(self) -> None:
@@ -330,7 +327,7 @@ class Installed:
             self._install_patch(KerasOptimizerSteps())
 
     def _install_patch(self, patch: Any) -> None:
-        self._undo.append(patch.remove)  # first: a signal handler may raise between any two calls
+        self._undo.append(patch.undo)  # first: a signal handler may raise between any two calls
         patch.install()
 
     def _replicate(self, original: Any, module: torch.nn.Module) -> Any:

@@ -18,8 +18,6 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-__all__ = ["Step", "dotted", "modules_in_frame", "parse", "reached"]
-
 Step: TypeAlias = str | int
 """Name of an attribute, or item of a container."""
 

@@ -33,10 +33,15 @@ class Extension:
     title: str
     target: Any
 
-    def call(self, function: Callable[..., T], *args: Any, default: T) -> T:
-        """Return the result of a function of the object; after an error `default`, with a warning."""
+    def call(self, function: Callable[..., T], *args: Any, default: T, passed: tuple[type[Exception], ...] = ()) -> T:
+        """Return the result of a function of the object; after an error `default`, with a warning.
+
+        `passed` are exceptions that the caller expects.
+        """
         try:
             return function(*args)
+        except passed:
+            raise
         except _FAILURES as error:
             self.leave_out(self.failure(error))
             return default
@@ -50,13 +55,7 @@ class Extension:
         """
 
         def isolated(*args: Any) -> T | None:
-            try:
-                result = self.target(*args)
-            except passed:
-                raise
-            except _FAILURES as error:
-                self.leave_out(self.failure(error))
-                return None
+            result = self.call(self.target, *args, default=None, passed=passed)
             if result is None or isinstance(result, kind):
                 return result
             self.leave_out(f"returned {type(result).__name__} instead of {kind.__name__}")

@@ -106,11 +106,7 @@ def find_nsys(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
     Returns:
         The first one whose `nsys --version` succeeds; None if there is none.
     """
-    for path in _candidates("nsys", _NSYS_PATTERNS, environ, root):
-        output = _output_of([str(path), "--version"])
-        if output is not None:
-            return Nsys(path, parse_version(output))
-    return None
+    return next((Nsys(*tool) for tool in _working("nsys", _NSYS_PATTERNS, environ, root)), None)
 
 
 def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Path, str] | None:
@@ -119,11 +115,8 @@ def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
     Returns:
         The path of the `ncu` command and its version; None if there is none.
     """
-    for path in _candidates("ncu", _NCU_PATTERNS, environ, root):
-        output = _output_of([str(path), "--version"])
-        if output is not None:
-            return path, ".".join(map(str, parse_version(output))) or "of unknown version"
-    return None
+    tools = _working("ncu", _NCU_PATTERNS, environ, root)
+    return next(((path, ".".join(map(str, version)) or "of unknown version") for path, version in tools), None)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -199,6 +192,16 @@ def nvtx_release(version: str) -> tuple[int, ...]:
         (0, 2, 12)
     """
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _working(
+    name: str, patterns: Iterable[str], environ: Mapping[str, str], root: Path
+) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield path and version of each tool whose ``--version`` succeeds."""
+    for path in _candidates(name, patterns, environ, root):
+        output = _output_of([str(path), "--version"])
+        if output is not None:
+            yield path, parse_version(output)
 
 
 def _candidates(name: str, patterns: Iterable[str], environ: Mapping[str, str], root: Path) -> Iterator[Path]:

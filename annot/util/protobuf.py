@@ -6,22 +6,11 @@ the same process.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-__all__ = [
-    "BYTES",
-    "DOUBLE",
-    "FLOAT",
-    "INT32",
-    "INT64",
-    "STRING",
-    "UINT64",
-    "Fields",
-    "message_classes",
-    "parse",
-]
+__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes", "parse"]
 
 # FieldDescriptorProto.Type
 DOUBLE: Final = 1
@@ -38,16 +27,13 @@ Fields: TypeAlias = Sequence[tuple[str, int, int | str | list[Any]]]
 """Name, number and type of each field. A list is a repeated field, a string is the name of a message."""
 
 
-def message_classes(
-    package: str, messages: Mapping[str, Fields], names: Iterable[str], present: tuple[str, Collection[str]] = ("", ())
-) -> Any:
-    """Return the classes of some messages.
+def message_classes(package: str, messages: Mapping[str, Fields], names: Iterable[str]) -> Any:
+    """Return the classes of some messages. A field that is set is written, also with its default.
 
     Args:
         package: a package name that no other description uses.
         messages: the fields of each message.
         names: the messages to return the classes of.
-        present: a message and the fields of its ``oneof``. Proto3 distinguishes an unset field from a 0 only in these.
 
     Returns:
         A namespace with one class per name.
@@ -62,12 +48,9 @@ def message_classes(
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
-        in_one_of = present[1] if present[0] == name else ()
-        if in_one_of:
-            message.oneof_decl.add(name="one_of")
         for field, number, kind in fields:
             single, label = (kind[0], _MANY) if isinstance(kind, list) else (kind, _ONE)
             added = message.field.add(name=field, number=number, label=label)
@@ -75,8 +58,6 @@ def message_classes(
                 added.type, added.type_name = _MESSAGE, f".{package}.{single}"
             else:
                 added.type = single
-            if field in in_one_of:
-                added.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     classes = {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names}

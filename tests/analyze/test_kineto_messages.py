@@ -23,7 +23,7 @@ from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
 from annot.labels import tag
 from annot.read.formats import load
-from annot.read.kineto.messages import message_text
+from annot.read.kineto.operator_calls import message_text
 
 RESNET = "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz"
 BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Byte": 1, "Float8_e4m3fn": 1}

@@ -22,7 +22,7 @@ from annot.attribution.attribute import attribute
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer, by_op, by_phase
 from annot.attribution.summary import by_step, summarize
-from annot.labels.plain_names import WARM_UP, folded, phase_of
+from annot.labels.foreign import WARM_UP, folded, phase_of
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines, tree_columns
 from annot.report.terminal.table import print_table

@@ -21,7 +21,7 @@ from annot.attribution.attribute import attribute
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer, by_op
 from annot.attribution.summary import summarize
-from annot.labels.fsdp import hooks_of
+from annot.labels.foreign import hooks_of
 from annot.profile import Profile
 from annot.read.formats import load
 

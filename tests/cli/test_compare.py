@@ -340,7 +340,7 @@ def test_options_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert least == [row for row in every if row["share"] >= 0.3]
     assert 0 < len(least) < len(every)
     for options, message in (
-        (["--top", "0"], "must be a number of rows, 1 or more, got '0'"),
+        (["--top", "0"], "must be a whole number, 1 or more, got '0'"),
         (["--expand", "--by", "kernel"], "--expand cannot be combined with --by kernel"),
         (["--expand", "--format", "csv"], "files have a row for each layer"),
         (["--top", "3", "--format", "html", "-o", "x.html"], "--top cannot be combined with --format html"),

@@ -85,6 +85,15 @@ def _is(value: object, path: Path) -> bool:
     return any(str(one) == str(path) for one in values if isinstance(one, str | Path))
 
 
+def test_depth_0_prints_a_table(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number 0 is an option for the table too, so that the answer is left out."""
+    printed = []
+    for options in (["--depth", "0"], ["--depth", "0", "--by", "layer"]):
+        assert main([str(source), *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
 def test_json_on_standard_output(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON goes to standard output and nothing else does."""
     assert main(["report", str(source), "--format", "json", "--by", "kernel"]) == 0
@@ -183,7 +192,7 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
     [
         ("--steps 3-20", "argument --steps: steps must be like 3:20, 3:, :20 or 7, got '3-20'"),
         ("--rank -1", "argument --rank: must be a whole number, 0 or more, got '-1'"),
-        ("--workers 0", "argument --workers: must be at least 1, got 0"),
+        ("--workers 0", "argument --workers: must be a whole number, 1 or more, got '0'"),
         ("--dask tcp://x:1 --workers 2", "--workers cannot be combined with a Dask scheduler"),
     ],
 )

@@ -11,10 +11,10 @@ import pytest
 from recorded import client, environment, rows, run
 
 from annot import AnnotError
-from annot.read.notes import counted
 from annot.read.recording.events import Tally, read_events
 from annot.read.recording.export import assemble
 from annot.read.recording.files import UnreadableError, read_part
+from annot.read.text import counted
 
 pytest_plugins = ["small_disks"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from annot import native
 from annot.doctor import containers, gpu, profilers, ranges
-from annot.doctor.checks import Check, Machine
+from annot.doctor.finding import Check, Machine
 from annot.doctor.gpu import Build
 from annot.util.installed_tools import Nsys
 

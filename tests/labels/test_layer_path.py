@@ -48,11 +48,6 @@ def test_layers_inside_another_have_short_names(path: str, outer: str, shown: st
     assert layer_path.relative(path, outer) == shown
 
 
-def test_layers_that_an_earlier_version_left_out_have_no_path() -> None:
-    assert layer_path.layers_of("a+(3 more)+e") == ["a", "e"]
-    assert layer_path.layers_of("(3 more)") == ["(3 more)"]
-
-
 @pytest.mark.parametrize(
     ("path", "last"),
     [

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annot.labels.foreign import understand
-from annot.labels.serving import ServingStep, serving_step
+from annot.labels.foreign import ServingStep, serving_step, understand
 
 SIZE = st.integers(0, 10**9 - 1)
 

@@ -20,7 +20,7 @@ from shared_data import shared_names, unpacked
 
 from annot.errors import AnnotError
 from annot.native import tables
-from annot.read.sqlite import Database, open_database
+from annot.read.sqlite import ROW, Database, open_database
 
 native = tables()
 pytestmark = pytest.mark.skipif(native is None, reason="annot.native._tables is not built")
@@ -203,7 +203,7 @@ def test_what_sqlite_had_better_read_is_left_to_it(
     connection.close()
 
     def ask(database: Database) -> pl.DataFrame:
-        return database.scan("t", {"a": '"a"'}, {}).vstack(pl.concat(database.blocks("t", {"a": '"a"'}, {})))
+        return database.scan("t", {"a": "a"}).vstack(pl.concat(database.blocks("t", {"a": "a"})))
 
     with open_database(path) as database:
         found = ask(database)
@@ -235,7 +235,7 @@ def test_blocks_go_on_where_the_pages_gave_up(new_file: Callable[..., File], mon
     file.run("CREATE INDEX shorter ON t (c, a, b)")
 
     def ask(database: Database) -> pl.DataFrame:
-        blocks = list(database.blocks("t", {"a": "a"}, {"b": '"b"'}, where_in=("c", [0, 2]), rows=64))
+        blocks = list(database.blocks("t", {"a": "a"}, {"b": "b"}, where_in=("c", [0, 2]), rows=64))
         assert all(0 < block.height <= 64 for block in blocks)
         return pl.concat(blocks)
 
@@ -259,9 +259,9 @@ def test_keys_rowids_and_absent_columns_are_those_of_sql(
     rowid = "k" if "WITHOUT" in table else "rowid"
 
     def ask(database: Database) -> pl.DataFrame:
-        integers = {"number": rowid, "k": "k", "none": "NULL", "a": database.column("t", "gone", "a")}
-        whole = database.scan("t", integers, {"empty": "NULL"}, where_in=(rowid, range(5, 130)))
-        blocks = database.blocks("t", integers, {"empty": "NULL"}, where_in=(rowid, range(5, 130)), rows=7)
+        integers = {"number": ROW, "k": "k", "none": "gone", "a": "a"}
+        whole = database.scan("t", integers, {"empty": "gone"}, where_in=(rowid, range(5, 130)))
+        blocks = database.blocks("t", integers, {"empty": "gone"}, where_in=(rowid, range(5, 130)), rows=7)
         assert_frame_equal(whole, pl.concat(blocks))
         return whole
 
@@ -281,8 +281,8 @@ def test_real_exports_read_alike_both_ways(tmp_path: Path, monkeypatch: pytest.M
                 rows = sum(len(batch["row"]) for batch in native.Scan(path, root, [("row", -1, "integer")], 1000))
                 assert [(rows,)] == database.rows(f'SELECT count(*) FROM "{table}"')
         for table, columns in info.items():
-            integers = {row[1]: f'"{row[1]}"' for row in columns if row[2].startswith("INT")}
-            texts = {row[1]: f'"{row[1]}"' for row in columns if row[2] == "TEXT"}
+            integers = {row[1]: row[1] for row in columns if row[2].startswith("INT")}
+            texts = {row[1]: row[1] for row in columns if row[2] == "TEXT"}
 
             def ask(database: Database) -> pl.DataFrame:
                 return database.scan(table, integers, texts)  # noqa: B023

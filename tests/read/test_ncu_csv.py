@@ -17,9 +17,9 @@ from shared_data import shared
 from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import nanoseconds, number
 from annot.read.ncu import csv_export
 from annot.read.ncu.csv_export import PUSHED, STARTED, pushed_ranges, started_ranges
+from annot.read.text import nanoseconds, number
 
 DATA = Path(__file__).parents[1] / "data"
 NAMED = '"ID","Process ID","Process Name","Host Name","Kernel Name","Kernel Time","Context","Stream"'
@@ -142,6 +142,15 @@ def test_page_of_details_has_a_row_per_metric(tmp_path: Path):
     assert profile.metrics.rows() == [
         (0, "Duration", 1234.56, "usecond"), (0, "DRAM Throughput", 12.5, "%"), (1, "Duration", 2016.0, "ns"),
     ]  # fmt: skip
+
+
+def test_the_most_precise_duration_counts(tmp_path: Path):
+    rows = [
+        DETAILS, detail(0, "Duration", "usecond", "1.2"), detail(0, "gpu__time_duration.sum", "ns", "1,216"),
+        detail(1, "gpu__time_duration.sum", "cycle", "7"), detail(1, "Duration", "usecond", "1.2"),
+    ]  # fmt: skip
+    kernels = read(tmp_path, "\n".join(rows)).kernels
+    assert (kernels["end"] - kernels["start"]).to_list() == [1216, 1200]
 
 
 def test_processes_have_clocks_of_their_own(tmp_path: Path):

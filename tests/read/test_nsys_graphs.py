@@ -13,9 +13,9 @@ from random_inputs import examples
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, process, thread
 
-from annot.read.notes import counted
 from annot.read.nsys import sqlite_export
-from annot.read.nsys.tables import read_origins, with_origins
+from annot.read.nsys.sqlite_export import read_origins, with_origins
+from annot.read.text import counted
 
 NODE = "CUDA_GRAPH_NODE_EVENTS"
 LOST = (
@@ -140,8 +140,9 @@ class _Rows:
         self.rows = pl.DataFrame(rows, schema, orient="row").with_columns(globalTid=pl.lit(thread(1)))
         self.columns = {NODE: frozenset(self.rows.columns)}
 
-    def scan(self, table: str, integers: dict[str, str], texts: dict[str, str], where_in: None) -> pl.DataFrame:
-        return self.rows.select(pl.col(column).alias(name) for name, column in integers.items())
+    def scan(self, table: str, integers: dict[str, str]) -> pl.DataFrame:
+        absent = [pl.lit(None, pl.Int64).alias(name) for name in integers.values() if name not in self.rows.columns]
+        return self.rows.with_columns(absent).select(pl.col(column).alias(name) for name, column in integers.items())
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from shared_data import unpacked
-from sqlite_profile import SqliteProfile, process
+from sqlite_profile import SqliteProfile, process, thread
 
 from annot.read.nsys import sqlite_export
 
@@ -104,3 +104,30 @@ def test_metadata_as_views(tmp_path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("CREATE VIEW PROCESSES AS SELECT 1 AS globalPid")
     assert "processes" not in sqlite_export.read(path).meta
+
+
+def _with_marks(texts: dict[int, list[str]], path: Path) -> dict[str, Any]:
+    """The metadata of a profile whose processes, by process id, have marks of annot."""
+    profile = SqliteProfile()
+    for pid, marks in texts.items():
+        profile.event(75, 0, None, "annot", thread(1, pid), domainId=1)
+        for at, text in enumerate(marks):
+            profile.event(34, at, None, text, thread(1, pid), domainId=1)
+    return _meta(profile, path)
+
+
+def test_profile_has_the_rank_of_its_processes_only_if_it_is_one(tmp_path: Path) -> None:
+    """Processes of several ranks keep theirs; the last mark of a process counts."""
+    one = _with_marks({1: ["Rank 0 of 4", "Rank 3 of 4"], 2: ["Rank 3 of 4"]}, tmp_path / "one")
+    assert (one["rank"], one["world_size"]) == (3, 4)
+    two = _with_marks({1: ["Rank 0 of 2"], 2: ["Rank 1 of 2"]}, tmp_path / "two")
+    assert "rank" not in two
+    assert [(process["rank"], process["world_size"]) for process in two["processes"]] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("count", "listed"), [(64, 64), (65, 64)])
+def test_loaders_of_a_process_are_bounded(count: int, listed: int, tmp_path: Path) -> None:
+    """A process has its first 64 different loaders, in order; a loader that repeats counts once."""
+    texts = [f"Loader workers={number} persistent=0 pinned=1" for number in range(count)]
+    (process,) = _with_marks({1: [*texts, texts[0]]}, tmp_path / "x")["processes"]
+    assert [loader["workers"] for loader in process["loaders"]] == list(range(listed))

@@ -21,7 +21,7 @@ from annot.profile import Source
 from annot.read import sqlite
 from annot.read.formats import load, source
 from annot.read.nsys import sqlite_export
-from annot.read.nsys.tables import merged
+from annot.read.nsys.sqlite_export import merged
 from annot.report.views import views
 from annot.runs import run
 from annot.runs.run import Run

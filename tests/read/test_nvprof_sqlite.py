@@ -16,13 +16,14 @@ from refusals import refusal
 from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
+from annot.read.formats import reader_of
 from annot.read.nvprof import csv_output, sqlite_file
 
 DATA = Path(__file__).parents[1] / "data"
 
 
 def read(path: Path) -> Profile:
-    assert sqlite_file.sniff(path, path.read_bytes()[:65536])
+    assert reader_of(path) is sqlite_file  # type: ignore[comparison-overlap]
     return sqlite_file.read(path)
 
 
@@ -179,7 +180,7 @@ def test_other_databases_are_not_taken(tmp_path: Path):
     path = tmp_path / "nsys.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE StringIds(id, value)")
-    assert not sqlite_file.sniff(path, path.read_bytes())
+    assert reader_of(path).NAME == "nsys_sqlite"
     assert not sqlite_file.sniff(path, b"NVR\0")
 
 

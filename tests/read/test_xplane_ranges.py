@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 
-from annot.read.xplane.ranges import Event, Kind, Ranges
+from annot.read.xplane.host import Event, Kind, Ranges
 
 _NAMES = st.lists(st.sampled_from("ab"), max_size=3).map("/".join)
 

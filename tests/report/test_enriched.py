@@ -27,7 +27,7 @@ from annot.attribution.layer_tables import by_layer
 from annot.cli.main import main
 from annot.doctor import profilers
 from annot.doctor.finding import Machine
-from annot.read.nsys.nvtx_events import FINDINGS_PROCESS
+from annot.read.nsys.sqlite_export import FINDINGS_PROCESS
 from annot.report.export.findings import findings
 from annot.util.installed_tools import Nsys, find_nsys
 

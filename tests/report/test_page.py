@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,11 @@ from tables import Rows
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.report import units
-from annot.report.page.render import as_page
+from annot.report.page.render import as_page, bundled
 
 pytest_plugins = ["report_page_fixtures"]
 pytestmark = pytest.mark.slow
 US = 1000
-SCRIPTS = Path(str(as_page.__code__.co_filename)).parent
 HOSTILE = (
     "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'><b>&amp;`${1}", "line\u2028and\u2029end",
     "x" * 10_000, "\u202eevil\u202c שלום עולם", "{{script}} {{data}}", "javascript:alert(1)",
@@ -199,6 +200,11 @@ def test_comparison(fresh: Page, tmp_path: Path) -> None:
     choose(fresh, "by", "kernel")
     fresh.wait("document.querySelector('main tbody').textContent.includes('conv_bwd')")
     assert fresh.texts("main tbody .kernel")[0] == "conv_bwd"
+    names = fresh.run("[...document.getElementById('by').options].map(one => one.text)")
+    assert names == ["Layer", "Module class", "Phase", "Kind of kernel", "Kernel"]
+    choose(fresh, "by", "kind")
+    fresh.wait("document.querySelector('main tbody').textContent.includes('convolution')")
+    assert fresh.text("main thead th").strip("▲▼ ") == "Kind"
 
 
 @pytest.mark.parametrize("width", [400, 1280])
@@ -245,14 +251,33 @@ def test_light_and_dark(fresh: Page, trained: Path) -> None:
 
 def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     """The rules of `annot.report.units` hold in the page, number by number."""
-    times = [-4, 0, 1, 999, 1_234, 999_999, 1_000_000, 12_345_678, 100_000_000, 999_999_999, 98_765_432_101]
+    times = [
+        -4,
+        0,
+        1,
+        999,
+        1_234,
+        999_999,
+        1_000_000,
+        12_345_678,
+        100_000_000,
+        999_999_999,
+        98_765_432_101,
+        125,
+        2_375,
+        1_000_500_000,
+    ]
     amounts = [0, 0.25, 1, 9.994, 12.34, 99.96, 123.4, 999, 999.6, 1000, 9_950, 9_996, 99_500, 99_960, 140_553_600]
-    amounts += [19.5e12, 3.1e15, 2e18, 4.2e19]
+    amounts += [19.5e12, 3.1e15, 2e18, 4.2e19, 1.125, 12.25, 2.5e3, 1_250_000, 1_125_000]
+    numbers = random.Random(7)
+    times += [numbers.randrange(10**digits) for digits in range(1, 13) for _ in range(50)]
+    amounts += [numbers.randrange(10**digits) / 8 for digits in range(1, 13) for _ in range(50)]
     fresh.open(trained)
-    script = (SCRIPTS / "units.js").read_text()
+    script = bundled("units").removesuffix("})();\n")
     found = fresh.run(
-        f"(() => {{ {script}; return [{times}.map(duration), {amounts}.map(one => amount(one)),"
-        "share(1, 3), count(1234567)]; })()"
+        f"{script}const {{amount, count, duration, setUnits, share}} = units_module;"
+        f"setUnits({json.dumps(units.units_as_data())});"
+        f"return [{times}.map(duration), {amounts}.map(one => amount(one)), share(1, 3), count(1234567)]; }})()"
     )
     assert found[0][0] == "0.00 µs"
     assert found[0] == [units.duration(time) for time in times]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from chromium import Page
 from report_pages import VIEWS, choose, page_data, page_of, tree_of
@@ -11,7 +12,7 @@ from tables import Rows
 
 from annot.attribution.attribute import attribute
 from annot.profile import Profile
-from annot.report.page.data import comparison_data
+from annot.report.page.data import advice_data, comparison_data
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
@@ -147,7 +148,7 @@ def test_advice_names_folds(fresh: Page, tmp_path: Path) -> None:
     data = page_data(_deep(), "x")
     layers = ["layers.37.attn", "layers.83.attn", "layers.5.mlp"]
     advice = {"advice": "Do.", "evidence": "It is so", "saves": 0.1, "layers": layers, "code": "x"}
-    data["runs"][0]["advice"] = {key: [value] for key, value in advice.items()}
+    data["runs"][0]["advice"] = advice_data(pl.DataFrame([advice]), data["runs"][0])
     out = tmp_path / "advice.html"
     out.write_bytes(as_page(data, "x"))
     fresh.open(out)
@@ -160,7 +161,7 @@ def test_comparison_has_a_row_per_fold(fresh: Page, tmp_path: Path) -> None:
     """The row has the sums and names the layer that changed most; a click lists the layers."""
     sides = [attribute(_deep(slow=slow)) for slow in (7, 9)]
     page = tmp_path / "compare.html"
-    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["times are means"]}
+    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["Times are means"]}
     page.write_bytes(as_page(data, "x"))
     fresh.open(page, "compare?only=all")
     assert fresh.texts(".notes li") == ["Times are means"]

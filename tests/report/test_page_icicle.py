@@ -207,3 +207,14 @@ def test_texts_are_legible_where_phases_meet(fresh: Page, tmp_path: Path) -> Non
     found = dict(fresh.run(inks))
     assert found["a"] == "box backward halo" or found["a"] == "box forward halo"
     assert (found["b"], found["O"]) == ("box forward", "box optimizer")
+
+
+def test_zoom_into_a_layer_without_time(fresh: Page, tmp_path: Path) -> None:
+    """A layer whose ranges have no length fills the width, with its name and no color."""
+    path = page_of(Rows().range("fc Linear |fwd", 0, 0).range("head Linear |fwd", 10, 900).build(), tmp_path)
+    _opened(fresh, path, "icicle/0")
+    assert fresh.text("main .detail strong") == "fc Linear"
+    assert (
+        fresh.run("[...document.querySelectorAll('.icicle text')].map(one => one.textContent)")[1]
+        == "fc Linear · 0 · 0.0%"
+    )

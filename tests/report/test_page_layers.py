@@ -17,6 +17,7 @@ from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
 from annot.read.formats import load
 from annot.report import units
+from annot.report.page.data import advice_data
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
@@ -224,7 +225,7 @@ def test_advice_says_the_class_of_a_number(fresh: Page, tmp_path: Path) -> None:
     """`Where: 1, 4` of an nn.Sequential does not say what the layers are."""
     data = page_data(Rows().range("1 Conv2d |fwd", 0, 900).range("fc Linear |fwd", 1000, 1900).build(), "x")
     advice = {"advice": "Do.", "evidence": "It is so", "saves": 0.1, "layers": ["1", "fc", "gone"], "code": "x"}
-    data["runs"][0]["advice"] = {key: [value] for key, value in advice.items()}
+    data["runs"][0]["advice"] = advice_data(pl.DataFrame([advice]), data["runs"][0])
     out = tmp_path / "made.html"
     out.write_bytes(as_page(data, "made"))
     fresh.open(out)

@@ -14,9 +14,8 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.read.nsys.schema import Tables, check_columns, fetch, process_of, read_strings, resolve
-from annot.read.nsys.sqlite_export import tables_of
-from annot.read.sqlite import MAGIC, Database, open_database
+from annot.read.nsys.sqlite_export import process_of, read_strings
+from annot.read.sqlite import MAGIC, ROW, Database, check_columns, open_database, resolve
 
 __all__ = ["Activity", "read_activity"]
 
@@ -69,9 +68,8 @@ def read_activity(path: str | os.PathLike[str]) -> Activity:
         check_columns(path, database.columns, _NEEDED)
         if not database.columns.keys() & _NEEDED.keys():
             raise AnnotError(f"{path} is an SQLite file without NVTX ranges and CUDA activity")
-        tables = tables_of(database)
-        strings = read_strings(tables)
-        return Activity(_ranges(database, strings), _calls(tables), _gpu(tables, strings), tuple(database.notes))
+        strings = read_strings(database)
+        return Activity(_ranges(database, strings), _calls(database), _gpu(database, strings), tuple(database.notes))
 
 
 def _check_format(path: Path) -> None:
@@ -89,22 +87,18 @@ def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
     if table not in database.columns:
         columns = dict.fromkeys(("id", "thread", "start", "end"), pl.Int64)
         return pl.DataFrame(schema=columns | {"name": pl.String, "style": pl.String})
-    optional = {"ended_by": "endGlobalTid", "string": "textId", "domain": "domainId"}
     integers = {
-        "id": database.row_number(table),
-        "type": "eventType",
-        "start": "start",
-        "end": '"end"',
-        "thread": "globalTid",
-    }
-    integers |= {name: database.column(table, column) for name, column in optional.items()}
-    text = database.column(table, "text")
-    integers["nameless"] = f"{text} IS NULL"
-    rows = database.scan(table, integers, {"text": text}, where_in=("eventType", (_DOMAIN, *_STYLES)))
+        "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
+        "ended_by": "endGlobalTid", "string": "textId", "domain": "domainId",
+    }  # fmt: skip
+    rows = database.scan(table, integers, {"text": "text"}, where_in=("eventType", (_DOMAIN, *_STYLES)))
+    text = "text" if "text" in database.columns[table] else "NULL"
+    nameless = database.rows(f"SELECT rowid FROM {table} WHERE {text} IS NULL")
+    rows = rows.with_columns(nameless=pl.col("id").is_in([row for (row,) in nameless]))
     name = resolve(rows["string"], strings)
     ((last,),) = database.rows(f'SELECT max(CAST(max(ifnull("end", start), start) AS INTEGER)) FROM {table}')
     rows = rows.with_columns(
-        pl.coalesce(name, pl.when(pl.col("nameless") == 0).then("text")).alias("name"),
+        pl.coalesce(name, pl.when(~pl.col("nameless")).then("text")).alias("name"),
         pl.col("end").fill_null(pl.lit(last if isinstance(last, int) else None, pl.Int64)),
     )
     ranges = rows.filter(
@@ -127,21 +121,21 @@ def _in_domains(ranges: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     return ranges.with_columns(pl.when(pl.col("prefix").is_null()).then("name").otherwise(prefixed).alias("name"))
 
 
-def _calls(tables: Tables) -> pl.DataFrame:
+def _calls(tables: Database) -> pl.DataFrame:
     names = ("process", "thread", "start", "end", "correlation")
     if _RUNTIME not in tables.columns:
         return pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
     columns = {"thread": "globalTid", "start": "start", "end": "end", "correlation": "correlationId"}
-    rows = fetch(tables, _RUNTIME, columns).drop_nulls()
+    rows = tables.scan(_RUNTIME, columns).drop_nulls()
     return rows.filter(pl.col("start") <= pl.col("end")).select(process_of("thread"), *names[1:])
 
 
-def _gpu(tables: Tables, strings: pl.DataFrame) -> pl.DataFrame:
+def _gpu(tables: Database, strings: pl.DataFrame) -> pl.DataFrame:
     columns = {"process": "globalPid", "correlation": "correlationId", "start": "start", "end": "end"}
     empty = dict.fromkeys(columns, pl.Int64) | {"kernel": pl.Boolean, "name": pl.String}
     parts = [pl.DataFrame(schema=empty)]
     for table in (table for table in _ON_GPU if table in tables.columns):
-        rows = fetch(tables, table, columns | {"string": "demangledName"}).drop_nulls(["start", "end"])
+        rows = tables.scan(table, columns | {"string": "demangledName"}).drop_nulls(["start", "end"])
         name = resolve(rows["string"], strings).alias("name")
         parts.append(rows.select(*columns, kernel=pl.lit(table == _KERNEL)).with_columns(name))
     return pl.concat(parts)

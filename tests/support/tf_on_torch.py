@@ -36,7 +36,7 @@ def main() -> None:
         steps = OptimizerSteps()
         steps.install()
         seen.append(trained(AnnotCallback()))
-        steps.remove()
+        steps.undo()
 
     captured = capture(Path(sys.argv[1]), body)
     print(json.dumps([captured.texts, seen == [trained()], "tensorflow" in sys.modules]))

@@ -49,7 +49,7 @@ def installed(*parts: Any) -> Iterator[None]:
         library.switch(undo, on=True)
         for part in parts:
             part.install()
-            undo.callback(part.remove)
+            undo.callback(part.undo)
         yield
 
 

@@ -321,7 +321,7 @@ def test_fit_loops_need_no_callback(tmp_path: Path) -> None:
             model.evaluate(x, y, batch_size=BATCH, verbose=0)
             model.predict(x, batch_size=BATCH, verbose=0, callbacks=AnnotCallback())
         finally:
-            loops_of.remove()
+            loops_of.undo()
 
     captured = capture(tmp_path, body)
     plain.fit(x, y, BATCH, 1, 0, mine, validation_data=(x, y), shuffle=False)
@@ -348,9 +348,9 @@ def test_fit_loops_close_what_an_exception_leaves_open(tmp_path: Path) -> None:
             model.fit(wrong=1)
         held, inner = model.fit, FitLoops(model)
         inner.install()
-        inner.remove()
+        inner.undo()
         assert model.fit is held
-        loops_of.remove()
+        loops_of.undo()
         held(*samples(1), verbose=0)
 
     captured = capture(tmp_path, body)

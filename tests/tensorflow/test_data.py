@@ -200,7 +200,7 @@ def test_everything_is_as_before() -> None:
     waits = DataWaits()
     waits.install()
     assert all(vars(OwnedIterator)[name] is not one for name, one in zip(names, before, strict=True))
-    waits.remove()
+    waits.undo()
     assert [vars(OwnedIterator)[name] for name in names] == before
 
 

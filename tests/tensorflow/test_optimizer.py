@@ -203,6 +203,15 @@ def test_an_update_that_fails(tmp_path: Path, function: Callable[[Any], Any]) ->
     assert (float(scalar), float(vector[0])) == (0.5, 1.0)
 
 
+def test_variables_in_an_iterator_reach_keras(tmp_path: Path) -> None:
+    """The range is made without them. Its arguments are those of the variables that the optimizer was built for."""
+    optimizer, variable = keras.optimizers.SGD(0.5), keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    captured = ranged(tmp_path, lambda: optimizer.apply([tf.constant([1.0, 1.0])], iter([variable])))
+    assert captured.texts == ["Optimizer SGD params=2 |opt"]
+    assert variable.numpy().tolist() == [0.5, 1.5]
+
+
 def test_everything_is_as_before() -> None:
     """After the block; what was held from inside it does nothing more."""
     before = [vars(cls).get("apply") for cls in classes()]
@@ -210,7 +219,7 @@ def test_everything_is_as_before() -> None:
     steps = OptimizerSteps(owners.gradients_first)
     steps.install()
     during = [vars(cls).get("apply") for cls in classes()]
-    steps.remove()
+    steps.undo()
     annot.enable(False)
     assert before == [vars(cls).get("apply") for cls in classes()]
     assert before != during

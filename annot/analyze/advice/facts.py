@@ -32,8 +32,8 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer
 from annot.attribution.steps import fetches, steady_steps
 from annot.attribution.summary import by_step
+from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
-from annot.labels.serving import serving_engine
 from annot.labels.tag import COMPILED, Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Operator", "Rule", "operators_of"]

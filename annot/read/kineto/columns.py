@@ -1,42 +1,32 @@
 """Collect trace events as columns, so that an event stays in memory only as long as its block.
 
+The arguments of many events are decoded at once. Times are microseconds as integers, floats or decimals, converted to
+exact nanoseconds.
+
 PyTorch releases of 2021 write the categories as "Kernel", "Runtime", "Memcpy" and so on, and the key "external id" in
 lower case.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from annot.read.kineto.event_args import (
-    ACTIVITY_ARGS,
-    CALL_ARGS,
-    LAUNCH_ARGS,
-    MESSAGE_ARGS,
-    MODULE_ARGS,
-    RANGE_ARGS,
-    Details,
-    annotation_of,
-    argument_columns,
-    decoded,
-    integer,
-    integers,
-    text_of,
-)
-from annot.read.kineto.event_times import LONGEST, in_nanoseconds, microseconds
-from annot.read.kineto.messages import MESSAGE
-from annot.read.kineto.module_sources import MODULE, ModuleSources
-from annot.read.kineto.operator_calls import VIEWS
+from annot.read.kineto.flows import MODULE, ModuleSources
+from annot.read.kineto.operator_calls import MESSAGE, VIEWS, call_text, message_text
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns"]
+__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "PROCESS", "Columns", "InexactTimesError", "annotation"]
 
 OPERATOR: Final = 0
 MIXED: Final = 1
@@ -59,31 +49,10 @@ _IGNORED: Final = frozenset(
     }
 )
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
+PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
+"""Process of a thread."""
 _HALF: Final = 1 << 23
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
-_SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
-_THREAD: Final = {**_SPAN, "thread": pl.Int64}
-_LAUNCH: Final = {**_THREAD, "correlation": pl.Int64, "external": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32}
-_ACTIVITY: Final = {
-    **_SPAN,
-    **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
-    **dict.fromkeys(("grid", "layer"), pl.Int32),
-}
-_TABLES: Final[dict[str, dict[str, Any]]] = {
-    "ranges": {
-        **_THREAD,
-        **dict.fromkeys(("external", "sequence", "forward"), pl.Int64),
-        "kind": pl.Int8,
-        "call": pl.Int32,
-    },
-    "modules": {**_THREAD, "python": pl.Int64},
-    "launches": _LAUNCH,
-    "kernels": _ACTIVITY,
-    "copies": _ACTIVITY,
-    "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
-    "flows": {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean},
-}
-"""Columns of the tables, with `length` instead of `end`."""
 
 
 class Columns:
@@ -97,8 +66,8 @@ class Columns:
         counter_ranges  ranges of hardware counters, with `row` (of `counters`)
         flows           both ends of the arrows from forward to backward
 
-    The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
-    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`. `kernel` of launches is
+    The tables have the columns `start` and, except for flows, `end` in ns, `thread` as in `annot.profile` with the
+    process in the higher bits, `process`, and `name`, an index into `names`. `kernel` of launches is
     an index into `names`, `grid` of launches, kernels and copies an index into `grids`, and `layer` of kernels and
     copies an index into `layers`.
     """
@@ -108,7 +77,6 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
-        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
         self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -118,6 +86,11 @@ class Columns:
         self._layers = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
+        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
+        for category in ("cpu_op", "runtime", "kernel", "gpu_memcpy", _COUNTER_RANGE):  # all tables exist
+            self._add_spans(category, [])
+        self._append("modules", self._thread_span([], MODULE_ARGS))
+        self._add_flows([])
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events of a block.
@@ -129,15 +102,7 @@ class Columns:
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
         if flows:
-            self._append(
-                "flows",
-                {
-                    "start": microseconds([event.ts for event in flows]),
-                    "thread": self._threads_of(flows),
-                    "flow": integers([self._flows[event.id] for event in flows]),
-                    "begins": [event.ph == "s" for event in flows],
-                },
-            )
+            self._add_flows(flows)
 
     @property
     def names(self) -> pl.Series:
@@ -163,17 +128,22 @@ class Columns:
     @property
     def counters(self) -> pl.DataFrame:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
-        return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
+        return pl.concat(self._frames.pop("counters"))
 
-    def table(self, name: str) -> pl.DataFrame:
-        """Return the rows of a table with valid times, and count the others in `incomplete`."""
+    def table(self, name: str, base: int) -> pl.DataFrame:
+        """Return the rows of a table with valid times, and count the others in `incomplete`.
+
+        `base` is the base time of the file in ns on the clock of the profile.
+        """
         # The times of a block are integers, floats or decimals.
-        groups = groupby(self._frames.pop(name, [pl.DataFrame(schema=_TABLES[name])]), lambda frame: frame.dtypes)
+        groups = groupby(self._frames.pop(name), lambda frame: frame.dtypes)
         frame = pl.concat([in_nanoseconds(pl.concat(group)) for _, group in groups])
         absent = frame["end" if "end" in frame.columns else "start"].is_null()
         lost = int(absent.sum())
         self.incomplete += lost
-        return frame.filter(~absent) if lost else frame
+        shifted = [pl.col(time) + base for time in ("start", "end") if time in frame.columns]
+        process = [PROCESS.alias("process")] if "thread" in frame.columns else []
+        return (frame.filter(~absent) if lost else frame).with_columns(*shifted, *process)
 
     def _append(self, table: str, columns: Mapping[str, pl.Series | list[Any]]) -> None:
         self._frames[table].append(pl.DataFrame(columns))
@@ -199,25 +169,31 @@ class Columns:
             self._counter_rows += len(events)
             self._frames["counters"].append(_counters(rows, events))
             device = integers([integer(event.pid) for event in events])
-            self._append("counter_ranges", {**self._span(events), "device": device, "row": list(rows)})
+            self._append("counter_ranges", {**self._span(events), "device": device, "row": integers(rows)})
         elif category not in _IGNORED:
             self.unsupported[events[0].cat] += len(events)
 
+    def _add_flows(self, events: list[Event]) -> None:
+        columns = {
+            "start": microseconds([event.ts for event in events]),
+            "thread": self._threads_of(events),
+            "flow": integers([self._flows[event.id] for event in events]),
+            "begins": pl.Series([event.ph == "s" for event in events], dtype=pl.Boolean),
+        }
+        self._append("flows", columns)
+
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
         """Append operations and annotations, with the inputs of operators that are more than views."""
-        calls: list[Event] = []
-        messages: list[Event] = []
-        others: list[Event] = []
-        for event in events:
-            (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
-        counted, inputs = calls + messages, self._args(CALL_ARGS, calls) + self._args(MESSAGE_ARGS, messages)
-        texts = [values.call(event.name) for event, values in zip(counted, inputs, strict=True)]
-        members, args = counted + others, inputs + self._args(RANGE_ARGS, others)
-        self._append("ranges", {
-            **self._span_and_thread(members), **argument_columns(RANGE_ARGS, args),
-            "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
-            "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
-        })  # fmt: skip
+        events = sorted(events, key=lambda event: (event.name in VIEWS, event.name == MESSAGE))
+        args = self._args(RANGE_ARGS, events)
+        calls = [values.call(event.name) for event, values in zip(events, args, strict=True)]
+        columns = {
+            **self._span_and_thread(events),
+            **argument_columns(RANGE_ARGS, args),
+            "kind": pl.repeat(kind, len(events), dtype=pl.Int8, eager=True),
+            "call": _numbered(self._calls, calls),
+        }
+        self._append("ranges", columns)
 
     def _details(self, details: Details, events: Sequence[Event]) -> dict[str, pl.Series]:
         """Return each argument as a column."""
@@ -331,3 +307,243 @@ class _Threads(dict[Any, _Ids]):
     def __missing__(self, key: int | str | None) -> _Ids:
         threads = self[key] = _Ids(self._processes[key] << 24)
         return threads
+
+
+_NO_TEXT: Final = msgspec.Raw(b"")
+"""Arguments that `Details` leaves undecoded. All others are integers."""
+
+
+class _RangeArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    sequence: int | None = msgspec.field(name="Sequence number", default=None)
+    forward: int | None = msgspec.field(name="Fwd thread id", default=None)
+    # Operators
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
+    # Messages of collectives
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NO_TEXT)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NO_TEXT)
+    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NO_TEXT)
+    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NO_TEXT)
+    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NO_TEXT)
+    dtype: msgspec.Raw = _NO_TEXT
+
+    def call(self, name: str) -> tuple[Any, ...] | None:
+        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
+        if name == MESSAGE and len(self.collective):
+            fields = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
+            return message_text, *map(bytes, fields)
+        if len(self.dims) and name not in VIEWS and name != MESSAGE:
+            return call_text, name, *map(bytes, (self.dims, self.types, self.values))
+        return None
+
+
+class _ModuleArgs(msgspec.Struct, gc=False):
+    python: int | None = msgspec.field(name="Python id", default=None)
+
+
+class _LaunchArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    correlation: int | None = None
+    kernel: msgspec.Raw = _NO_TEXT
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+
+
+class _ActivityArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    device: int | None = None
+    stream: int | None = None
+    correlation: int | None = None
+    bytes: int | None = None
+    external_lower_case: int | None = msgspec.field(name="external id", default=None)
+    node: int | None = msgspec.field(name="graph node id", default=None)
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
+    name: msgspec.Raw = _NO_TEXT
+    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
+    annotation: msgspec.Raw = _NO_TEXT
+
+
+_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
+
+
+class Details:
+    """Decode the arguments of many events at once, or one by one if some have unexpected types."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        self._kind = kind
+        fields = msgspec.structs.fields(kind)
+        self.keys = {field.name: field.encode_name for field in fields if field.type is not msgspec.Raw}
+        self.texts = {field.name for field in fields if field.type is msgspec.Raw}
+        self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
+
+    def of(self, events: Sequence[Event]) -> list[Any]:
+        """Return the arguments of events, or raise MsgspecError if one has an unexpected type."""
+        return self._all.decode(b"[" + b",".join([event.args for event in events]) + b"]")
+
+    def of_one(self, text: msgspec.Raw) -> tuple[Any, bool]:
+        """Return the arguments, None if their type is unexpected, and whether all types were expected."""
+        try:
+            return msgspec.json.decode(text, type=self._kind, strict=False), True
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            given = decoded(text)
+        if not isinstance(given, dict):
+            return self._kind(), given is None
+        values = {name: integer(given.get(key)) for name, key in self.keys.items()}
+        valid = all((values[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
+        return self._kind(**values), valid
+
+
+RANGE_ARGS: Final = Details(_RangeArgs)
+MODULE_ARGS: Final = Details(_ModuleArgs)
+LAUNCH_ARGS: Final = Details(_LaunchArgs)
+ACTIVITY_ARGS: Final = Details(_ActivityArgs)
+
+
+def argument_columns(details: Details, args: Sequence[Any]) -> dict[str, pl.Series]:
+    """Return the integer arguments of events as columns."""
+    return {name: integers(list(map(attrgetter(name), args))) for name in details.keys}
+
+
+def text_of(value: msgspec.Raw) -> str | None:
+    """Return the text in a JSON value; None: it is absent or no text."""
+    text = decoded(value) if bytes(value) else None
+    return text if isinstance(text, str) else None
+
+
+def annotation_of(args: _ActivityArgs) -> tuple[str, str] | None:
+    """Return text and role of the annotation of a graph node, None without one."""
+    return annotation({key: text_of(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
+
+
+def integers(values: Sequence[int | None]) -> pl.Series:
+    """Return 64-bit integers. Greater integers become null."""
+    return pl.Series(values, dtype=pl.Int64, strict=False)
+
+
+def integer(value: object) -> int | None:
+    """Return an integer or a text with one; None: another value."""
+    try:
+        return msgspec.convert(value, int | None, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+def decoded(text: msgspec.Raw) -> Any:
+    """Return the value of JSON text, None if it is invalid."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+# Layers of replayed graph nodes, which `torch.profiler` writes with ``cuda_graph_annotations`` into a trace. An
+# annotated activity has ``graph node id`` and the layer: ``module_fqn`` has the path of a module (torchtitan), ``name``
+# or ``str`` (PyTorch 2.13) the text of `mark_kernels`. Inductor marks with paths that begin with Dynamo's name
+# of the model, ``L.``, and joins those of a fused kernel with `` + ``. The CUPTI monitor of PyTorch writes all
+# annotations of a node as JSON into ``annotation``.
+_MODEL: Final = "L."
+_FUSED: Final = " + "
+
+
+def annotation(args: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return text and role of the annotation in the arguments of a graph node, or None.
+
+    Example:
+        >>> annotation({"module_fqn": "layers.0.mlp"}), annotation({"name": "loss"})
+        (('layers.0.mlp', 'module'), ('loss', 'annotation'))
+        >>> annotation({"str": "L.layers.0.norm + L.layers.0.mlp"})
+        ('layers.0.norm+layers.0.mlp', 'module')
+        >>> annotation({"annotation": '[{"str": "L.layers.0.mlp"}]'})
+        ('layers.0.mlp', 'module')
+    """
+    module, text = (args.get(key) for key in ("module_fqn", "annotation"))
+    if module and isinstance(module, str):
+        return module, "module"
+    name = args.get("name") or args.get("str")
+    if name and isinstance(name, str):
+        return _marked(name)
+    return _listed(text) if text and isinstance(text, str) else None
+
+
+def _marked(text: str) -> tuple[str, str]:
+    """Return text and role for a text of `mark_kernels`, which is a path of modules if Inductor wrote it."""
+    paths = text.split(_FUSED)
+    if all(path.startswith(_MODEL) and len(path) > len(_MODEL) for path in paths):
+        return "+".join(path.removeprefix(_MODEL) for path in paths), "module"
+    return text, "annotation"
+
+
+def _listed(text: str) -> tuple[str, str] | None:
+    """Return text and role for a list of annotations as JSON, of which later ones replace earlier ones, or a text."""
+    try:
+        annotations = json.loads(text)
+    except (ValueError, RecursionError):
+        return text, "annotation"
+    args: dict[str, Any] = {}
+    for entry in annotations if isinstance(annotations, list) else [annotations]:
+        args |= entry if isinstance(entry, dict) else {"name": entry}
+    return annotation({key: value for key, value in args.items() if key != "annotation"})
+
+
+_EARLIEST, _LATEST, LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
+"""Limits of start time and duration in microseconds. Two times in a file differ by less than 2^62 ns."""
+_COARSE: Final = float(1 << 43)
+"""Smallest time in microseconds at which a float is not exact to the nanosecond."""
+
+
+class InexactTimesError(Exception):
+    """The times of the events are floats that are too large to be exact to the nanosecond."""
+
+
+def microseconds(
+    values: Sequence[int | float | Decimal | None], least: int = _EARLIEST, most: int = _LATEST
+) -> pl.Series:
+    """Return times in microseconds as floats or integers, and decimals in nanoseconds as Int128.
+
+    Values that are not numbers between `least` and `most` are null.
+    """
+    kinds = set(map(type, values))
+    if Decimal in kinds:
+        return pl.Series([_exact(value, least, most) for value in values], dtype=pl.Int128)
+    # polars converts an integer that is too large to null, or to infinity in a float column.
+    times = pl.Series(values, dtype=pl.Float64 if float in kinds else pl.Int64, strict=False)
+    fits = times.is_between(least, most)  # polars orders NaN above all numbers
+    if not fits.all():
+        times = pl.select(pl.when(fits).then(times)).to_series()
+    farthest = max((abs(end) for end in (times.min(), times.max()) if isinstance(end, (int, float))), default=0)
+    if farthest >= _COARSE and float in kinds:
+        raise InexactTimesError
+    return times
+
+
+def in_nanoseconds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return events with `start`, and `end` in place of `length`, in ns."""
+    start = _nanoseconds("start", frame.schema["start"])
+    if "length" not in frame.columns:
+        return frame.with_columns(start)
+    end = start + _nanoseconds("length", frame.schema["length"])
+    return frame.with_columns(start, end.alias("end")).drop("length")
+
+
+def _nanoseconds(name: str, dtype: pl.DataType) -> pl.Expr:
+    """Return a column of `microseconds` in ns. Floats up to 2^43 µs are exact to the nanosecond."""
+    time = pl.col(name)
+    if dtype == pl.Int128:
+        return time.cast(pl.Int64)
+    if dtype == pl.Int64:
+        return time * 1000
+    # Integer and fraction are converted separately: 1000 times a float of this size is not exact.
+    whole = time.cast(pl.Int64)
+    return whole * 1000 + ((time - whole) * 1000).round().cast(pl.Int64)
+
+
+def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
+    if value is None or not math.isfinite(value) or not least <= value <= most:
+        return None
+    if isinstance(value, float) and abs(value) >= _COARSE:
+        raise InexactTimesError
+    return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)

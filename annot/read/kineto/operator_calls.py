@@ -1,4 +1,4 @@
-"""Calls of PyTorch's operators with their inputs, in the format of `annot.labels.tag`.
+"""Calls of PyTorch's operators with their inputs and messages of collectives, in the format of `annot.labels.tag`.
 
 With ``record_shapes=True`` torch.profiler writes three lists with an item per argument of an operator: ``Input Dims``
 (sizes of tensors), ``Input type`` (dtype of tensors, else ``Scalar``, ``ScalarList``, ...; empty: the argument is
@@ -7,6 +7,9 @@ schemas (``native_functions.yaml``).
 
 The text of an operator whose arguments have names here ends in ``|op``: its work may be known. The text of another
 operator has its tensors only, and ends in ``|other``.
+
+PyTorch gives the operation ``record_param_comms`` the arguments of a collective: ``Collective name``, ``Process Group
+Name``, ``Group size``, the elements of the input and of the output, and ``dtype``, the name of a ``c10::ScalarType``.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import msgspec
 from annot.labels import tag
 from annot.labels.tag import Scalar, Tag, TensorSpec, Value
 
-__all__ = ["EXPERTS", "OPERATORS", "VIEWS", "call_text"]
+__all__ = ["EXPERTS", "MESSAGE", "OPERATORS", "VIEWS", "call_text", "message_text"]
 
 _CONVOLUTION: Final = "input weight bias stride padding dilation"
 _POOL: Final = "input kernel stride padding dilation ceil"
@@ -133,7 +136,8 @@ _DTYPES: Final = {
 }  # fmt: skip
 _SCALAR_TYPES: Final = {
     "Float": "f32", "Double": "f64", "Half": "f16", "BFloat16": "bf16", "Long": "i64", "Int": "i32", "Short": "i16",
-    "Char": "i8", "Byte": "u8", "Bool": "bool", "ComplexFloat": "c64", "ComplexDouble": "c128",
+    "Char": "i8", "Byte": "u8", "UInt16": "u16", "UInt32": "u32", "UInt64": "u64", "Bool": "bool",
+    "ComplexFloat": "c64", "ComplexDouble": "c128",
 }  # fmt: skip
 """Names of c10::ScalarType, which tools that rewrite traces use. Older releases call numbers ``Int`` and ``Double``."""
 _FLOAT8: Final = re.compile(r"(?:c10::)?Float8_(\w+)")
@@ -145,6 +149,13 @@ _DROPPED: Final = object()
 _MOST_LISTED: Final = 4
 """Tensors of a list whose shapes the text of a call has. The profiler records no dtype of tensors in a list."""
 _MOST_DIMENSIONS: Final = 64
+
+
+MESSAGE: Final = "record_param_comms"
+"""Name of the operation around the launch of a collective."""
+
+_SIZE: Final = msgspec.json.Decoder(int)
+_TEXT: Final = msgspec.json.Decoder(str)
 
 
 def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None:
@@ -245,3 +256,26 @@ def _scalar(text: str) -> Scalar | object:
     if _INTEGER.fullmatch(text):
         return int(text)
     return text if _WORD.fullmatch(text) else _DROPPED
+
+
+def message_text(name: bytes, group: bytes, ranks: bytes, sent: bytes, received: bytes, dtype: bytes) -> str | None:
+    """Return the text of a message, or None if its arguments are invalid or it has no elements, such as a wait.
+
+    The size of a message is that of its larger side; see `annot.analyze.communication.bus_factor`.
+
+    Args:
+        name, group, ranks, sent, received, dtype: JSON text of the arguments; only the group can be empty.
+
+    Example:
+        >>> message_text(b'"allreduce"', b'"0"', b"2", b"1024", b"1024", b'"Float"')
+        'Collective allreduce@0:2 [1024]f32 |coll'
+    """
+    try:
+        size, count = max(_SIZE.decode(sent), _SIZE.decode(received)), _SIZE.decode(ranks)
+        element = _TEXT.decode(dtype)
+        module = f"{_TEXT.decode(name)}@{_TEXT.decode(group) if group else ''}:{count}"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    code = element.lower() if element.startswith("Float8") else _SCALAR_TYPES.get(element, "")
+    tensor = TensorSpec((size,), code)
+    return tag.format(Tag("", module, "collective", (tensor,))) if 0 < size < 1 << 62 and count > 0 else None

@@ -14,7 +14,7 @@ import codecs
 import re
 import zlib
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -25,13 +25,10 @@ from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
-from annot.read.kineto.columns import ANNOTATION, MIXED, Columns
-from annot.read.kineto.event_times import InexactTimesError
+from annot.read.kineto.columns import ANNOTATION, MIXED, PROCESS, Columns, InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts
-from annot.read.kineto.graph_annotations import captured_ranges, origins
-from annot.read.kineto.other_devices import other_devices
 from annot.read.kineto.trace_events import GZIP, TraceFile
-from annot.read.notes import counted, sentences
+from annot.read.text import counted, sentences
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -47,7 +44,6 @@ _BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
 # category of operators. Names of operators do not contain "#" or a space before the first colon.
 _ANNOTATION_NAME: Final = r"^[^:]*[# ]"
 _WRAPPER: Final = r"^nn\.Module: (?:(?:FullySharded|Distributed)DataParallel|CheckpointWrapper|OptimizedModule)_\d+$"
-_PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
 _COMPACT: Final = ("start", "end", "thread", "name", "external")
 _OF_OPERATIONS: Final = ("sequence", "forward", "call")
 _CAUSE: Final = ("cause", "origin_thread", "origin_start")
@@ -84,37 +80,35 @@ def _read(path: Path, exact: bool) -> Profile:
             columns.add(block)
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
-    launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
-    launches = _resolve_texts(_listed(launches, base, names), grids, names["text"])
-    operations = _shift_to_clock(columns.table("ranges"), base)
-    modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
+    launches, *activities = correlated(*(columns.table(name, base) for name in ("launches", "kernels", "copies")))
+    launches = _resolve_texts(_listed(launches, names), grids, names["text"])
+    operations = columns.table("ranges", base)
+    modules = _listed(columns.table("modules", base), names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
-    kernels, copies = (_listed(table, base, names) for table in activities)
+    kernels, copies = (_listed(table, names) for table in activities)
     kernels = origins(processes.assign(_resolve_texts(kernels, grids)))
     copies = origins(processes.assign(copies))
-    counter_ranges = _listed(columns.table("counter_ranges"), base, names)
+    counter_ranges = _listed(columns.table("counter_ranges", base), names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
         what = "is a trace without operations, ranges and GPU activities of torch.profiler"
         raise EmptyProfileError(f"{path} {what}{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
-    flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
-    ranges = _ranges(operations, modules, names, flows, columns.calls)
+    ranges = _ranges(operations, modules, names, columns.table("flows", base), columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     meta = {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)}
-    if others := other_devices(columns.unsupported, columns.runtimes):
-        meta["other_devices"] = others
-    if sources := columns.sources.by_class() | meta.get("sources", {}):
-        meta["sources"] = sources
-    profile = Profile.build(
+    others = other_devices(columns.unsupported, columns.runtimes)
+    more = {"other_devices": others, "sources": columns.sources.by_class() | meta.get("sources", {})}
+    meta |= {name: facts for name, facts in more.items() if facts}
+    return Profile.build(
         meta,
         ranges=ranges,
         launches=_named(launches, LAUNCHES),
         kernels=_named(kernels, KERNELS),
         copies=_copies(copies),
         metrics=metrics,
+        captured=captured_ranges(columns.layers),
     )
-    return replace(profile, captured=captured_ranges(columns.layers))
 
 
 def _base(top: dict[str, Any]) -> int:
@@ -129,7 +123,7 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
 
     `annot_texts` has the domains of annot's ranges with custom texts. `annot run` adds them to the trace.
     """
-    texts = {text: str(domain) for text, domain in annot_texts.items()} if isinstance(annot_texts, dict) else {}
+    texts = {text: str(domain) for text, domain in _dictionary(annot_texts).items()}
     domains = [tag.DOMAIN if tag.parse(name) is not None else texts.get(name) for name in names]
     return pl.DataFrame({"text": names, "domain": pl.Series(domains, dtype=pl.String)}).with_columns(
         pl.col("domain").fill_null(""),
@@ -139,18 +133,10 @@ def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
     )
 
 
-def _shift_to_clock(spans: pl.DataFrame, base: int) -> pl.DataFrame:
-    """Return spans on the clock of the profile, with their processes."""
-    columns = [pl.col("start", "end") + base]
-    if "thread" in spans.columns:
-        columns.append(_PROCESS.alias("process"))
-    return spans.with_columns(columns)
-
-
-def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
-    """Return spans on the clock of the profile, in the order of their start, with their names."""
-    timed = _shift_to_clock(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
-    return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
+def _listed(spans: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """Return spans in the order of their start, with their names."""
+    ordered = spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True)
+    return ordered.with_columns(names["text"].gather(ordered["name"]).alias("text"))
 
 
 def _resolve_texts(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
@@ -222,7 +208,7 @@ def _ranges(
     return ranges.select(
         "start", "end", "thread", "sequence", "forward_thread",
         id=pl.int_range(pl.len(), dtype=pl.Int64),
-        process=_PROCESS,
+        process=PROCESS,
         category=pl.lit(""),
         kind=pl.lit("push"),
         text=texts.gather(ranges["name"]),
@@ -254,32 +240,29 @@ def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 def _machine(top: dict[str, Any]) -> dict[str, Any]:
     """Return devices, software, sources of classes, rank and world size from the trace, for `Profile.meta`."""
-    facts: dict[str, Any] = {}
-    devices = top.get("deviceProperties")
-    if isinstance(devices, list) and devices:
-        facts["devices"] = [
+    devices, distributed = top.get("deviceProperties"), _dictionary(top.get("distributedInfo"))
+    machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # `annot run` adds it to the trace
+    facts = {
+        "devices": [
             {name: value for name, value in device.items() if isinstance(value, (str, int, float, bool, NoneType))}
-            for device in devices
+            for device in (devices if isinstance(devices, list) else ())
             if isinstance(device, dict)
-        ]
-    sources = top.get("annot_sources")  # `annot run` adds them to the trace
-    if isinstance(sources, dict) and sources:
-        facts["sources"] = {module: str(source) for module, source in sources.items()}
-    distributed = top.get("distributedInfo")
-    machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # as the sources
-    if cpu := machine.pop("CPU", ""):
-        facts["cpu"] = cpu
-    if software := machine | _software(top, distributed):
-        facts["software"] = software
-    if isinstance(distributed, dict):
-        facts |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
-    return facts
+        ],
+        "sources": {module: str(source) for module, source in _dictionary(top.get("annot_sources")).items()},
+        "cpu": machine.pop("CPU", ""),
+        "software": machine | _software(top, distributed.get("nccl_version")),
+    }
+    numbers = {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
+    return {name: fact for name, fact in facts.items() if fact} | numbers
 
 
-def _software(top: dict[str, Any], distributed: Any) -> dict[str, str]:
+def _dictionary(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _software(top: dict[str, Any], nccl: Any) -> dict[str, str]:
     """Return the versions of CUDA, HIP and NCCL from the trace."""
     hip = top.get("hip_runtime_version")
-    nccl = distributed.get("nccl_version") if isinstance(distributed, dict) else None
     versions = {
         "CUDA": _cuda(top.get("cuda_runtime_version")),
         "CUDA driver": _cuda(top.get("cuda_driver_version")),
@@ -352,3 +335,54 @@ def _untimed(ranges: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.DataFrame
         "cannot match them."
     )
     return kernels, notes
+
+
+# The ranges are before all events of a trace, on a thread that other captures do not use.
+_THREAD: Final = pl.lit(-(1 << 62), pl.Int64)
+_BEGIN: Final = -2 * pl.col("layer").cast(pl.Int64) - 2
+
+
+def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
+    """Return the range of each annotation of graph nodes, as if another profile captured the graph there.
+
+    `layers` has text and role.
+    """
+    return layers.with_row_index("layer").select(
+        "text", "role", id=_BEGIN, process=_THREAD, thread=_THREAD, start=_BEGIN, end=_BEGIN + 1, kind=pl.lit("push")
+    )
+
+
+def origins(activities: pl.DataFrame) -> pl.DataFrame:
+    """Return GPU activities with the ranges of their annotations as origins. `layer` is the row of an annotation."""
+    annotated, origin = pl.when(pl.col("layer") >= 0), (("origin_thread", _THREAD), ("origin_start", _BEGIN))
+    return activities.with_columns(annotated.then(value).otherwise(name).alias(name) for name, value in origin)
+
+
+# Kineto names categories after devices: ``mtia_runtime``, ``mtia_ccp_events``, ``hpu_op``, ``privateuse1_driver``
+# (libkineto's ActivityType). Kernels and copies of any device that are in the general categories ``kernel``,
+# ``gpu_memcpy`` and ``gpu_memset`` are GPU activities.
+_RUNTIME: Final = re.compile(r"(\w+)_(?:runtime|driver)")
+_SUPPORTED: Final = frozenset({"cuda", "cu", "hip", "roctracer"})
+_KNOWN: Final = frozenset({"gcu", "hpu", "ipu", "mlu", "mtia", "musa", "npu", "xla", "xpu"})
+_NAMES: Final = {"privateuse1": "PrivateUse1", "glow": "Glow"}
+
+
+def other_devices(unsupported: Mapping[str, int], runtimes: Iterable[str]) -> dict[str, int]:
+    """Return the number of events that annot skipped of each device, most first.
+
+    Args:
+        unsupported: number of events of the categories that annot skipped.
+        runtimes: categories of the calls of runtimes and drivers. They name devices, too.
+
+    Example:
+        >>> other_devices({"mtia_ccp_events": 7, "hpu_op": 2, "my_category": 1}, ["mtia_runtime", "cuda_runtime"])
+        {'MTIA': 7, 'HPU': 2}
+    """
+    named = {match[1] for category in runtimes if (match := _RUNTIME.fullmatch(category.lower()))}
+    devices = (named | _KNOWN) - _SUPPORTED
+    counts: Counter[str] = Counter()
+    for category, count in unsupported.items():
+        device = category.lower().partition("_")[0]
+        if device in devices:
+            counts[_NAMES.get(device, device.upper())] += count
+    return dict(counts.most_common())

@@ -15,7 +15,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -149,11 +148,10 @@ class TraceFile:
 
     def _guessed_block(self) -> list[Event] | None:
         for end in islice(reversed(self._bytes.ends(self._block)), _GUESSES):
-            with self._bytes.as_list(end) as text:
-                try:
-                    events: list[Event] = self._decoder.decode(text)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    continue
+            try:
+                events: list[Event] = self._decoder.decode(b"[%b]" % self._bytes.window(end))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
             self._bytes.skip(end)
             return events
         return None
@@ -245,19 +243,13 @@ class _Bytes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._file = path.open("rb")
-            packed = self._file.read(2) == GZIP
-            self._file.seek(0, 2)
-            self._limit = max(_FREE, _RATIO * self._file.tell()) if packed else None
-            self._file.seek(0)
-        except OSError as error:
-            raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._file = path.open("rb")
+        packed = self._file.read(2) == GZIP
+        self._limit = max(_FREE, _RATIO * path.stat().st_size) if packed else None
+        self._file.seek(0)
         self._unpacked = gzip.GzipFile(fileobj=self._file) if packed else self._file
-        # The text is between `_position` and `_end`. There is always a processed byte before it, for `as_list`.
-        self._buffer = bytearray(1)
-        self._position = self._end = 1
-        self._offset = -1
+        self._buffer, self._position = b"", 0
+        self._offset = 0  # of the buffer in the decompressed file
         self._ended = False
 
     def close(self) -> None:
@@ -265,7 +257,7 @@ class _Bytes:
         self._file.close()
 
     def __len__(self) -> int:
-        return self._end - self._position
+        return len(self._buffer) - self._position
 
     @property
     def at(self) -> int:
@@ -278,61 +270,44 @@ class _Bytes:
     def window(self, size: int) -> bytes:
         """Return the next `size` bytes, fewer only at the end of the file."""
         self._fill(size)
-        return bytes(memoryview(self._buffer)[self._position : min(self._position + size, self._end)])
+        return self._buffer[self._position : self._position + size]
 
     def peek(self) -> bytes:
         """Skip white space and return the next byte, or b"" at the end of the file."""
         while True:
-            space = _SPACE_BYTES.match(self._buffer, self._position, self._end)
+            space = _SPACE_BYTES.match(self._buffer, self._position)
             self._position = space.end() if space else self._position
-            if self._position < self._end or self._ended:
-                return bytes(self._buffer[self._position : min(self._position + 1, self._end)])
+            if len(self) or self._ended:
+                return self._buffer[self._position : self._position + 1]
             self._fill(_SMALL)
 
     def ends(self, size: int) -> list[int]:
         """Return the offsets in the next `size` bytes where an event seems to end and another to begin."""
         self._fill(size)
-        end = min(self._position + size, self._end)
-        for start in (max(self._position, end - _TAIL), self._position):
+        end = self._position + size
+        for start in (max(self._position, min(end, len(self._buffer)) - _TAIL), self._position):
             if ends := [match.start() + 1 - self._position for match in _BETWEEN.finditer(self._buffer, start, end)]:
                 return ends
         return []
 
-    @contextmanager
-    def as_list(self, size: int) -> Iterator[memoryview]:
-        """Return the next `size` bytes in brackets. The brackets replace the surrounding bytes inside the block."""
-        first, last = self._position - 1, self._position + size
-        around = self._buffer[first], self._buffer[last]
-        self._buffer[first], self._buffer[last] = b"[]"
-        try:
-            yield memoryview(self._buffer)[first : last + 1]
-        finally:
-            self._buffer[first], self._buffer[last] = around
-
     def _fill(self, size: int) -> None:
-        if len(self) >= size or self._ended:
-            return
-        # A new buffer, because msgspec.Raw fields of decoded events refer to the old one.
-        buffer = bytearray(1 + size)
-        buffer[1 : 1 + len(self)] = memoryview(self._buffer)[self._position : self._end]
-        self._offset += self._position - 1
-        self._end, self._position, self._buffer = 1 + len(self), 1, buffer
-        rest = memoryview(buffer)
-        while len(self) < size and not self._ended:
-            count = self._read(rest[self._end :])
-            self._end += count
-            self._ended = not count
+        wanted = size - len(self)
+        if wanted > 0 and not self._ended:
+            more = self._read(wanted)
+            self._ended = len(more) < wanted
+            self._offset += self._position
+            self._buffer, self._position = self._buffer[self._position :] + more, 0
 
-    def _read(self, buffer: memoryview) -> int:
+    def _read(self, size: int) -> bytes:
         try:
-            count = self._unpacked.readinto(buffer)
+            data = self._unpacked.read(size)
         except EOFError:
             raise AnnotError(f"{self._path} is truncated: the compressed data is incomplete") from None
         except (OSError, zlib.error) as error:
             raise AnnotError(f"{self._path} cannot be read: {error}") from None
-        if self._limit is not None and self._offset + self._end + count > self._limit:
+        if self._limit is not None and self._offset + len(self._buffer) + len(data) > self._limit:
             raise AnnotError(
                 f"{self._path} decompresses to more than {self._limit >> 20:,} MiB, too much for a trace of its size. "
                 "If you trust the file, decompress it first."
             )
-        return count
+        return data

@@ -18,15 +18,14 @@ in the middle of an entry.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
-from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
-from annot.read.notes import counted
+from annot.read.ncu.launch_order import DEFAULT_DOMAIN, Launch, OpenRange, profile_of
+from annot.read.text import counted, decoded, integer, number, read_text, split_line
 
 __all__ = ["NAME", "PUSHED", "STARTED", "pushed_ranges", "read", "sniff", "started_ranges"]
 
@@ -70,9 +69,9 @@ def read(path: Path) -> Profile:
     cut = 0
     for header, records, own in _tables(read_text(path)):
         split = [_fields(record, header, own) for record in records]
-        rows = [fields for fields in split if fields]
-        launches += _launches(header, rows)
-        cut += len(split) - len(rows)
+        rows = (dict(zip(header, fields, strict=True)) for fields in split if fields)
+        launches += _details(rows) if set(_METRIC) <= set(header) else _raw(rows)
+        cut += sum(not fields for fields in split)
     if not launches:
         raise AnnotError(f"{path} is CSV output of Nsight Compute without kernels")
     notes = [f"annot skipped {counted(cut, 'row')}, truncated or mixed with other output."] if cut else []
@@ -140,55 +139,43 @@ def _joined(fields: list[str], header: Sequence[str]) -> list[str]:
     return []
 
 
-def _launches(header: list[str], rows: list[list[str]]) -> list[Launch]:
-    indices = {name: index for index, name in reversed(list(enumerate(header)))}
-    return _details(rows, indices) if set(_METRIC) <= indices.keys() else _raw(header, rows, indices)
-
-
-def _details(rows: list[list[str]], indices: dict[str, int]) -> list[Launch]:
+def _details(rows: Iterable[dict[str, str]]) -> list[Launch]:
     """Read a row per metric. The rows of a kernel have the same ID, Process ID and Kernel Name."""
     launches: dict[tuple[str, ...], Launch] = {}
-    name, unit, value = (indices[column] for column in _METRIC)
-    identity = [indices[column] for column in ("ID", "Process ID", "Kernel Name")]
     for row in rows:
-        key = tuple(row[index] for index in identity)
-        if key not in launches:
-            if not key[0]:
-                continue
-            launches[key] = _launch(row, indices)
-        _add_metric(launches[key], row[name], row[unit], row[value])
+        key = (row["ID"], row["Process ID"], row["Kernel Name"])
+        if key not in launches and key[0]:
+            launches[key] = _launch(row)
+        if key in launches:
+            _add_metric(launches[key], row["Metric Name"], row["Metric Unit"], row["Metric Value"])
     return list(launches.values())
 
 
-def _raw(header: list[str], rows: list[list[str]], indices: dict[str, int]) -> list[Launch]:
+def _raw(rows: Iterable[dict[str, str]]) -> list[Launch]:
     """Read a row per kernel. The ID of the row of units is empty."""
-    metrics = [(index, name) for index, name in enumerate(header) if name not in _OTHER]
-    units = [""] * len(header)
+    units: dict[str, str] = {}
     launches = []
     for row in rows:
-        if not row[indices["ID"]]:
+        if not row["ID"]:
             units = row
             continue
-        launch = _launch(row, indices)
-        for index, name in metrics:
-            _add_metric(launch, name, units[index], row[index])
-        launches.append(launch)
+        launches.append(_launch(row))
+        for name, text in row.items():
+            if name not in _OTHER:
+                _add_metric(launches[-1], name, units.get(name, ""), text)
     return launches
 
 
-def _launch(row: Sequence[str], indices: dict[str, int]) -> Launch:
-    def text(column: str) -> str:
-        return row[indices[column]] if column in indices else ""
-
-    process = integer(text("Process ID")) or 0
-    thread, pushed = pushed_ranges(text(PUSHED))
+def _launch(row: Mapping[str, str]) -> Launch:
+    process = integer(row["Process ID"]) or 0
+    thread, pushed = pushed_ranges(row.get(PUSHED, ""))
     return Launch(
         process,
         process if thread is None else thread,
-        text("Kernel Name"),
-        integer(text("Device")),
-        integer(text("Stream")),
-        started=started_ranges(text(STARTED)),
+        row["Kernel Name"],
+        integer(row.get("Device", "")),
+        integer(row.get("Stream", "")),
+        started=started_ranges(row.get(STARTED, "")),
         pushed=pushed,
     )
 
@@ -197,15 +184,8 @@ def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
     """Add a metric with a numeric value. The values of its instances in parentheses are ignored."""
     text = _INSTANCES.sub("", text) if text.endswith(")") else text
     value = number(text)
-    if value is None or not name:
-        return
-    launch.metrics.setdefault((name, unit), value)
-    if name == "launch__device_id" and launch.device is None:
-        launch.device = int(value)
-    if name in DURATIONS:
-        durations = [other for other, _ in launch.metrics if other in DURATIONS]
-        if min(durations, key=DURATIONS.index) == name:
-            launch.duration = nanoseconds(text, unit)
+    if value is not None and name:
+        launch.metrics.setdefault((name, unit), value)
 
 
 def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:

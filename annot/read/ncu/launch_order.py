@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import polars as pl
-
-from annot.profile import KERNELS, LAUNCHES, METRICS, RANGES, Profile
-from annot.read.notes import counted
+from annot.profile import Profile
+from annot.read.text import counted, nanoseconds
 
 __all__ = ["DEFAULT_DOMAIN", "DURATIONS", "Launch", "OpenRange", "profile_of"]
 
@@ -56,16 +54,29 @@ class Launch:
 
 def profile_of(path: Path, name: str, producer: str, launches: Sequence[Launch], notes: Iterable[str]) -> Profile:
     """Return the profile of launches in order; `name` is the format and `notes` are those of the reader."""
+    for launch in launches:
+        _use_metrics(launch)
     ranges = _ranges(launches)
     notes = [*notes, *_notes(launches, ranges)]
     meta = {"source": str(path), "format": name, "producer": producer, "notes": notes, "host_times": False}
     return Profile.build(
-        meta,
-        ranges=pl.DataFrame(ranges, schema=dict(RANGES), orient="row"),
-        launches=_calls(launches),
-        kernels=_kernels(launches),
-        metrics=_metrics(launches),
+        meta, ranges=ranges, launches=_calls(launches), kernels=_kernels(launches), metrics=_metrics(launches)
     )
+
+
+def _use_metrics(launch: Launch) -> None:
+    """Set the duration, and device and stream if the file has them only as metrics."""
+    by_name = {name: (value, unit) for (name, unit), value in launch.metrics.items()}
+    if launch.device is None:
+        launch.device = _whole(by_name.get("launch__device_id"))
+    if launch.stream is None:
+        launch.stream = _whole(by_name.get("launch__stream_id"))
+    durations = (nanoseconds(repr(by_name[name][0]), by_name[name][1]) for name in DURATIONS if name in by_name)
+    launch.duration = next((duration for duration in durations if duration is not None), None)
+
+
+def _whole(metric: tuple[float, str] | None) -> int | None:
+    return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])
 
 
 def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
@@ -86,15 +97,14 @@ def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
     return notes
 
 
-def _calls(launches: Sequence[Launch]) -> pl.DataFrame:
-    rows = [
+def _calls(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    return [
         {"process": launch.process, "thread": launch.thread, "start": at, "end": at, "correlation": at + 1}
         for at, launch in enumerate(launches)
     ]
-    return pl.DataFrame(rows, schema=dict(LAUNCHES), orient="row")
 
 
-def _kernels(launches: Sequence[Launch]) -> pl.DataFrame:
+def _kernels(launches: Sequence[Launch]) -> list[dict[str, Any]]:
     """Return rows of `KERNELS`, with the kernels of each process one after the other."""
     clocks: dict[int, int] = {}
     rows = []
@@ -103,16 +113,12 @@ def _kernels(launches: Sequence[Launch]) -> pl.DataFrame:
         clocks[launch.process] = end = min(start + max(launch.duration or 0, 0), 1 << 62)
         kernel = {"process": launch.process, "device": launch.device, "stream": launch.stream, "name": launch.name}
         rows.append(kernel | {"start": start, "end": end, "correlation": index + 1})
-    return pl.DataFrame(rows, schema=dict(KERNELS), orient="row")
+    return rows
 
 
-def _metrics(launches: Sequence[Launch]) -> pl.DataFrame:
-    rows = [
-        (index, name, value, unit)
-        for index, launch in enumerate(launches)
-        for (name, unit), value in launch.metrics.items()
-    ]
-    return pl.DataFrame(rows, schema=dict(METRICS), orient="row")
+def _metrics(launches: Sequence[Launch]) -> list[tuple[Any, ...]]:
+    metrics = enumerate(launch.metrics.items() for launch in launches)
+    return [(index, name, value, unit) for index, items in metrics for (name, unit), value in items]
 
 
 class _Process:

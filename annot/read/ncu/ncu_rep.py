@@ -22,7 +22,6 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import nanoseconds
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
 from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
@@ -102,7 +101,8 @@ def _launches(lines: Iterable[bytes]) -> list[Launch]:
     for line in lines:
         value = json.loads(line)
         if isinstance(value, list):
-            metrics.append((value[0], value[1]))
+            # ncu_report returns base units, and no unit for an unknown chip.
+            metrics.append((value[0], value[1] or ("ns" if value[0] in DURATIONS else "")))
         else:
             launches.append(_launch(value, metrics))
     return launches
@@ -110,32 +110,16 @@ def _launches(lines: Iterable[bytes]) -> list[Launch]:
 
 def _launch(action: dict[str, Any], metrics: list[tuple[str, str]]) -> Launch:
     values = {metrics[number]: float(value) for number, value in action["metrics"]}
-    by_name = {name: (value, unit) for (name, unit), value in values.items()}
-    # ncu_report returns base units, and no unit for an unknown chip.
-    durations = [nanoseconds(repr(by_name[name][0]), by_name[name][1] or "ns") for name in DURATIONS if name in by_name]
     pushed: dict[str, list[OpenRange]] = {}
     for opened in map(_range, action["pushed"]):
         pushed.setdefault(opened.domain, []).append(opened)
-    return Launch(
-        0,
-        0,
-        action["name"],
-        _integer(by_name.get("launch__device_id")),
-        _integer(by_name.get("launch__stream_id")),
-        next((duration for duration in durations if duration is not None), None),
-        [_range(opened) for opened in action["started"]],
-        pushed,
-        values,
-    )
+    started = [_range(opened) for opened in action["started"]]
+    return Launch(0, 0, action["name"], started=started, pushed=pushed, metrics=values)
 
 
 def _range(opened: list[Any]) -> OpenRange:
     domain, text, payload, color = opened
     return OpenRange("" if domain == DEFAULT_DOMAIN else domain, text, None, payload, color)
-
-
-def _integer(metric: tuple[float, str] | None) -> int | None:
-    return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])
 
 
 _Envelope: TypeAlias = tuple[str, list[tuple[int, int]] | None]
@@ -151,8 +135,6 @@ def open_envelope(path: Path) -> _Envelope:
         raise AnnotError(
             f"{path} is a report of Nsight Compute, which requires protobuf: pip install 'annot[ncu]'"
         ) from None
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise AnnotError(f"{path} is a truncated or damaged report of Nsight Compute: {error}") from None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, TypeVar
 
 import polars as pl
 
@@ -23,31 +24,25 @@ from annot.labels.marks import (
     parse_source,
 )
 from annot.labels.tag import DOMAIN, NOTE
-from annot.read.csv_text import integer
-from annot.read.notes import counted, sentences
-from annot.read.nsys.schema import ACTIVITY, Tables
+from annot.read.sqlite import ACTIVITY, Database
+from annot.read.text import counted, integer, sentences
 
-__all__ = [
-    "AnnotMarks",
-    "notes_of_recorder",
-    "read_meta",
-    "with_cpus",
-    "with_loaders",
-    "with_machine",
-    "with_ranks",
-]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta"]
 
+T = TypeVar("T")
+
+_RANK: Final = ("rank", "world_size")
 _LONGEST: Final = 40
 """Maximum length of a version."""
 _MOST_MACHINES: Final = 8
 """Maximum number of different machines or versions in a file that are listed."""
 _MOST_LOADERS: Final = 64
-"""Maximum number of different marks about loaders in a block of a file that are read."""
+"""Maximum number of different loaders of a process that are listed."""
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
 
-def read_meta(tables: Tables) -> dict[str, Any]:
+def read_meta(tables: Database) -> dict[str, Any]:
     """Return the entries of `Profile.meta` that the export contains. All except producer are optional.
 
     producer: name and version of the exporter, not of the profiler. Can be "".
@@ -78,44 +73,6 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     return {"producer": " ".join(filter(None, product)), **present}
 
 
-def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with rank and world size of each process.
-
-    If all ranks are equal, the profile itself gets them too.
-    """
-    facts = _add_process_facts(
-        meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()}
-    )
-    different = set(ranks.values())
-    return facts | (dict(zip(("rank", "world_size"), *different, strict=True)) if len(different) == 1 else {})
-
-
-def with_machine(meta: dict[str, Any], machine: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_machine`."""
-    software = {name: fact for name, fact in machine.items() if name != "CPU"} | meta.get("software", {})
-    cpu = machine.get("CPU") or meta.get("cpu")
-    return meta | ({"software": software} if software else {}) | ({"cpu": cpu} if cpu else {})
-
-
-def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_cpu` as ``cpu`` of processes."""
-    return _add_process_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
-
-
-def with_loaders(meta: dict[str, Any], loaders: Mapping[int, list[dict[str, int]]]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_loader` as ``loaders``."""
-    return _add_process_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
-
-
-def _add_process_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    if not facts:
-        return meta
-    processes = {process["process"]: process for process in meta.get("processes", ())}
-    for process, more in facts.items():
-        processes[process] = (processes.get(process) or _named(process, {})) | more
-    return meta | {"processes": [processes[process] for process in sorted(processes)]}
-
-
 def _cut(capture: Mapping[str, str]) -> str:
     """Return the sentence about events that annot's recorder could not write."""
     lost, reason = integer(capture.get("ANNOT_LOST_EVENTS", "")) or 0, capture.get("ANNOT_LOST_REASON")
@@ -123,7 +80,7 @@ def _cut(capture: Mapping[str, str]) -> str:
     return f"The recording is cut: {counted(lost, 'event')} could not be written{why}" if lost else ""
 
 
-def notes_of_recorder(tables: Tables) -> list[str]:
+def notes_of_recorder(tables: Database) -> list[str]:
     """Return notes on the data of annot's recorder, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
@@ -131,12 +88,12 @@ def notes_of_recorder(tables: Tables) -> list[str]:
     return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
-def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
+def _entries(tables: Database, table: str) -> list[tuple[str, str]]:
     rows = tables.records(table)
     return [(str(row["name"]), str(row["value"])) for row in rows if row.keys() >= {"name", "value"}]
 
 
-def _devices(tables: Tables) -> list[dict[str, Any]]:
+def _devices(tables: Database) -> list[dict[str, Any]]:
     gpus = {row.get("id", row.get("deviceId")): row for row in tables.records("TARGET_INFO_GPU")}
     numbered = {(row.get("gpuId"), row.get("cudaId")): row for row in tables.records("TARGET_INFO_CUDA_DEVICE")}
     if numbered:
@@ -148,7 +105,7 @@ def _devices(tables: Tables) -> list[dict[str, Any]]:
     return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
 
 
-def _machine(tables: Tables) -> dict[str, Any]:
+def _machine(tables: Database) -> dict[str, Any]:
     """Return the model of the CPU, and the driver of a profile with kernels. Nsight writes 0 for a driver it lacks."""
     system = dict(_entries(tables, "TARGET_INFO_SYSTEM_ENV"))
     cuda = integer(system.get("CudaDriverVersion", "")) or 0
@@ -165,7 +122,7 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
 
 
-def _instant(tables: Tables, table: str, column: str) -> int | None:
+def _instant(tables: Database, table: str, column: str) -> int | None:
     values = (row.get(column) for row in tables.records(table))
     return next((value for value in values if isinstance(value, int)), None)
 
@@ -174,44 +131,72 @@ class AnnotMarks:
     """Facts in the marks that were added so far, without repetitions."""
 
     def __init__(self) -> None:
-        self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
-        self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
-        self.loaders: dict[int, list[dict[str, int]]] = {}  # different DataLoaders by process
-        self.machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self.notes: list[str] = []  # sentences for the report
-        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
-        self.sources: dict[str, str] = {}  # file and line of module classes
         self.has_memory = False  # whether the marks include those of `annot.labels.marks`
+        self._ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
+        self._cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
+        self._loaders: defaultdict[int, list[dict[str, int]]] = defaultdict(list)  # different ones by process
+        self._machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
+        self._scopes: list[str] = []  # texts that map name scopes to layers
+        self._sources: dict[str, str] = {}  # file and line of module classes
 
     def add(self, marks: pl.DataFrame) -> None:
         """Add rows of `annot.profile.MARKS`, in the order of the file."""
-        own = marks.filter(pl.col("domain") == DOMAIN)
+        own = marks.filter(pl.col("domain") == DOMAIN).select("process", "start", pl.col("text").cast(pl.String))
         if own.is_empty():
             return
-        text = pl.col("text").cast(pl.String)
-        scopes = own.select(text).filter(text.str.starts_with(SCOPE))["text"].unique(maintain_order=True)
-        self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
-        sources = own.select(text).filter(text.str.starts_with(SOURCE))["text"].unique(maintain_order=True)
-        for module, source in filter(None, map(parse_source, sources)):
-            _add(self.sources, module, source)  # classes of the same name
-        machines = own.select(text).filter(text.str.starts_with(MACHINE))["text"].unique(maintain_order=True)
-        for facts in filter(None, map(parse_machine, machines.head(_MOST_MACHINES))):
+        self._scopes = list(dict.fromkeys((*self._scopes, *_texts(own, SCOPE))))
+        for module, source in filter(None, map(parse_source, _texts(own, SOURCE))):
+            _add(self._sources, module, source)  # classes of the same name
+        for facts in filter(None, map(parse_machine, _texts(own, MACHINE)[:_MOST_MACHINES])):
             for name, fact in facts.items():
-                _add(self.machine, name, fact)
-        notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
-        self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
-        self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())
-        ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
-        parsed_ranks = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
-        self.ranks |= {process: rank for process, rank in parsed_ranks if rank is not None}
-        cpus = own.filter(text.str.starts_with(CPU)).sort("start")
-        cores = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
-        self.cpus |= {process: fact for process, fact in cores if fact is not None}
-        loaders = own.filter(text.str.starts_with(LOADER)).select("process", text).unique(maintain_order=True)
-        for process, mark in loaders.head(_MOST_LOADERS).iter_rows():
-            loader, others = parse_loader(mark), self.loaders.get(process, [])
-            if loader is not None and loader not in others:
-                self.loaders[process] = [*others, loader]
+                _add(self._machine, name, fact)
+        self.notes = list(dict.fromkeys((*self.notes, *(mark.removeprefix(NOTE) for mark in _texts(own, NOTE)))))
+        self.has_memory |= own["text"].str.starts_with(f"{MEMORY} ").any()
+        self._ranks |= _parsed(own, "Rank ", parse_rank)
+        self._cpus |= _parsed(own, CPU, parse_cpu)
+        for process, loader in _parsed(own, LOADER, parse_loader):
+            if loader not in self._loaders[process] and len(self._loaders[process]) < _MOST_LOADERS:
+                self._loaders[process].append(loader)
+
+    def with_facts(self, meta: dict[str, Any], processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the entries of `Profile.meta` with the processes and the facts.
+
+        If the ranks of all processes are equal, the profile itself gets them too.
+        """
+        versions = {name: fact for name, fact in self._machine.items() if name != "CPU"}
+        facts: dict[str, Any] = {
+            "scopes": self._scopes,
+            "sources": self._sources,
+            "software": versions | meta.get("software", {}),
+            "cpu": self._machine.get("CPU"),
+            "processes": self._processes(processes),
+        }
+        ranks = set(self._ranks.values())
+        common = dict(zip(_RANK, *ranks, strict=True)) if len(ranks) == 1 else {}
+        return meta | {name: fact for name, fact in facts.items() if fact} | common
+
+    def _processes(self, processes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        rows = {process["process"]: process for process in processes}
+        facts: list[tuple[int, dict[str, Any]]] = [(process, {"cpu": cpu}) for process, cpu in self._cpus.items()]
+        facts += [(process, {"loaders": loaders}) for process, loaders in self._loaders.items()]
+        facts += [(process, dict(zip(_RANK, ranks, strict=True))) for process, ranks in self._ranks.items()]
+        for process, more in facts:
+            rows[process] = rows.get(process, _named(process, {})) | more
+        return [rows[process] for process in sorted(rows)]
+
+
+def _texts(marks: pl.DataFrame, prefix: str) -> list[str]:
+    """Return the different texts with a prefix, in order."""
+    text = marks["text"]
+    return text.filter(text.str.starts_with(prefix)).unique(maintain_order=True).to_list()
+
+
+def _parsed(marks: pl.DataFrame, prefix: str, parse: Callable[[str], T | None]) -> list[tuple[int, T]]:
+    """Return process and facts of the marks with a prefix, by start."""
+    rows = marks.filter(pl.col("text").str.starts_with(prefix)).sort("start", maintain_order=True)
+    facts = map(cache(parse), rows["text"])
+    return [(process, fact) for process, fact in zip(rows["process"], facts, strict=True) if fact is not None]
 
 
 def _add(facts: dict[str, str], name: str, fact: str) -> None:

@@ -11,13 +11,12 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.nsys import sqlite_export
+from annot.read.nsys.sqlite_export import read_exported
 from annot.util.installed_tools import Nsys, find_nsys
 from annot.util.progress import tell
 
@@ -53,11 +52,7 @@ def read(path: Path) -> Profile:
     with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
         exported = Path(scratch) / "report.sqlite"
         _export(path, nsys, exported, written_by)
-        try:
-            profile = sqlite_export.read(exported)
-        except AnnotError as error:
-            raise AnnotError(str(error).replace(str(exported), str(path))) from None
-    return replace(profile, meta=profile.meta | {"source": str(path), "format": NAME})
+        return read_exported(path, NAME, exported)
 
 
 def newest_nsys() -> Nsys | None:

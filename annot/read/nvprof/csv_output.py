@@ -18,12 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-import polars as pl
-
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, METRICS, RANGES, Profile, Schema
-from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
-from annot.read.notes import counted, sentences
+from annot.profile import Profile
+from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, sentences, split_line
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -67,7 +64,7 @@ def read(path: Path) -> Profile:
     """Read the output of nvprof; see `annot.read.formats.Reader`."""
     notes: list[str] = []
     tables = _Tables()
-    sections = list(_sections(read_text(path), notes))
+    sections = _sections(read_text(path), notes)
     traced = {section.process for section in sections if section.kind == "trace"}
     for section in sorted(sections, key=lambda section: _ORDER[section.kind]):
         if section.kind == "trace":
@@ -248,16 +245,15 @@ class _Tables:
 
     def profile(self, meta: dict[str, Any]) -> Profile:
         """Return the profile."""
-        tables: dict[str, tuple[list[dict[str, Any]], Schema]] = {
-            "ranges": (self._ranges, RANGES),
-            "marks": (self._marks, MARKS),
-            "launches": (self.launches, LAUNCHES),
-            "kernels": (self.kernels, KERNELS),
-            "copies": (self.copies, COPIES),
-            "metrics": (self._metrics, METRICS),
-        }
-        frames = {name: pl.DataFrame(rows, schema, orient="row") for name, (rows, schema) in tables.items()}
-        return Profile.build(meta, **frames)
+        return Profile.build(
+            meta,
+            ranges=self._ranges,
+            marks=self._marks,
+            launches=self.launches,
+            kernels=self.kernels,
+            copies=self.copies,
+            metrics=self._metrics,
+        )
 
 
 def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | None]:
@@ -307,8 +303,9 @@ def _kind_of(line: str) -> Kind | None:
     return "counter trace" if names >= {"Device", "Stream", "Kernel"} else None
 
 
-def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
-    """Yield the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
+def _sections(text: str, notes: list[str]) -> list[_Section]:
+    """Return the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
+    sections: list[_Section] = []
     section: _Section | None = None
     process, device, api, nvtx = 0, "", False, False
     delimiter, cut = ",", 0
@@ -322,22 +319,17 @@ def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
                 api, nvtx, device = message.startswith("API"), message.startswith("NVTX"), ""
             if message.startswith(("Warning:", "Error:")):
                 warned[message] = None
-            if section:
-                yield section
             section = None
-            continue
-        if kind := _kind_of(line):
-            if section:
-                yield section
+        elif kind := _kind_of(line):
             delimiter = "\t" if "\t" in line else ","
             section = _Section(kind, process, split_line(line, delimiter), device, api, nvtx)
+            sections.append(section)
         elif section:
             cut += not _add(section, line, delimiter)
-    if section:
-        yield section
     notes += [f"nvprof printed: {message}" for message in list(warned)[:8]]
     if cut:
         notes.append(f"annot skipped {counted(cut, 'line')}, truncated or from another program.")
+    return sections
 
 
 def _lines(text: str) -> Iterator[str]:

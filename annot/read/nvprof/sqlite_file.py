@@ -16,34 +16,40 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all, pinned_memory
-from annot.read.notes import sentences
-from annot.read.nsys.schema import check_columns, resolve, with_times
-from annot.read.sqlite import MAGIC, Database, open_database
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all
+from annot.read.sqlite import (
+    ACTIVITY,
+    COPY_COLUMNS,
+    MAGIC,
+    Columns,
+    Database,
+    check_columns,
+    open_database,
+    resolve,
+    with_copy_kinds,
+    with_times,
+)
+from annot.read.text import sentences
 
 __all__ = ["NAME", "read", "sniff"]
 
 NAME: Final = "nvprof_sqlite"
 
-_CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
-_MARKER: Final = _CUPTI + "MARKER"
+_MARKER: Final = ACTIVITY + "MARKER"
 _KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL")
 _COPIES: Final = ("MEMCPY", "MEMCPY2")
 _GPU_COLUMNS: Final = frozenset({"start", "end", "correlationId"})
 _NEEDED: Final = {
     "StringTable": frozenset({"_id_", "value"}),
     _MARKER: frozenset({"flags", "timestamp", "id", "objectId", "name"}),
-    **{_CUPTI + table: _GPU_COLUMNS | {"processId", "threadId", "cbid"} for table in ("RUNTIME", "DRIVER")},
-    **{_CUPTI + table: _GPU_COLUMNS for table in (*_KERNELS, *_COPIES, "MEMSET", "GRAPH_TRACE")},
+    **{ACTIVITY + table: _GPU_COLUMNS | {"processId", "threadId", "cbid"} for table in ("RUNTIME", "DRIVER")},
+    **{ACTIVITY + table: _GPU_COLUMNS for table in (*_KERNELS, *_COPIES, "MEMSET", "GRAPH_TRACE")},
 }
 
 _INSTANT, _START, _END = 1, 2, 4  # CUpti_ActivityFlag of a marker
 _OF_PROCESS: Final = 1  # CUPTI_ACTIVITY_OBJECT_PROCESS: a start/end range; push/pop ranges belong to a thread
 _ARGB: Final = 2  # CUPTI_ACTIVITY_FLAG_MARKER_COLOR_ARGB: the color is set
 
-_COPY_KINDS: Final = {
-    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
-}  # fmt: skip
 _HOST_MEMORY: Final = (1, 2)
 """Pageable and pinned in CUpti_ActivityMemoryKind."""
 _RUNTIME: Final = {
@@ -66,20 +72,14 @@ _CALLS: Final = {"RUNTIME": _RUNTIME, "DRIVER": _DRIVER}
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Return whether the file is an SQLite file of nvprof; see `annot.read.formats.Reader`."""
-    if not head.startswith(MAGIC):
-        return False
-    try:
-        with open_database(path) as database:
-            return {"_id_", "value"} <= database.columns.get("StringTable", frozenset())
-    except AnnotError:
-        return False
+    """Return whether the file is SQLite; see `annot.read.formats.Reader`."""
+    return head.startswith(MAGIC)
 
 
 def read(path: Path) -> Profile:
     """Read a file of nvprof; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
-        if not any(database.has(table) for table in _NEEDED if table.startswith(_CUPTI)):
+        if not any(database.has(table) for table in _NEEDED if table.startswith(ACTIVITY)):
             raise AnnotError(f"{path} is an nvprof file without NVTX ranges and without CUDA activity")
         check_columns(path, database.columns, _NEEDED, "a supported nvprof file")
         strings = database.scan("StringTable", {"string": "_id_"}, {"value": "value"})
@@ -102,8 +102,8 @@ def read(path: Path) -> Profile:
 
 def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:
     mangled = bool(kernels["name"].str.starts_with("_Z").any())
-    counters = database.has(_CUPTI + "METRIC") or database.has(_CUPTI + "EVENT")
-    nested = database.has(_CUPTI + "CDP_KERNEL")
+    counters = database.has(ACTIVITY + "METRIC") or database.has(ACTIVITY + "EVENT")
+    nested = database.has(ACTIVITY + "CDP_KERNEL")
     notes = {
         "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.": not database.has(_MARKER),
         "Kernel names are mangled, as nvprof stores them.": mangled,
@@ -114,53 +114,39 @@ def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:
 
 
 def _launches(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
-    integers = {
-        "process": "processId", "thread": "threadId & 0xFFFFFFFF", "start": "start", "end": '"end"',
-        "correlation": "correlationId", "number": "cbid",
-    }  # fmt: skip
+    columns = {"process": "processId", "thread": "threadId", "number": "cbid"}
     for table, names in _CALLS.items():
-        for rows in _timed(database, table, integers, "API call", notes):
-            named = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
-            numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
-            yield rows.with_columns(pl.coalesce(named, numbered).alias("name"))
+        rows = _timed(database, table, columns, "API call", notes)
+        named = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
+        numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
+        yield rows.with_columns(pl.col("thread") & 0xFFFFFFFF, pl.coalesce(named, numbered).alias("name"))
 
 
-def _timed(
-    database: Database, table: str, integers: dict[str, str], noun: str, notes: Counter[str]
-) -> Iterator[pl.DataFrame]:
-    """Yield the rows of an existing table with valid times. CUPTI sets both to 0 if it cannot collect them."""
-    if _CUPTI + table in database.columns:
-        start = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
-        rows = database.scan(_CUPTI + table, integers, {}).with_columns(start.alias("start"))
-        yield with_times(rows, noun, notes)
+def _timed(database: Database, table: str, columns: Columns, noun: str, notes: Counter[str]) -> pl.DataFrame:
+    """Return the rows of a table with valid times. CUPTI sets both to 0 if it cannot collect them."""
+    columns = {"start": "start", "end": "end", "correlation": "correlationId", **columns}
+    start = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
+    rows = database.scan(ACTIVITY + table, columns).with_columns(start.alias("start"))
+    return with_times(rows, noun, notes)
 
 
-def _activities(database: Database, table: str, noun: str, notes: Counter[str], **more: str) -> Iterator[pl.DataFrame]:
-    integers = {"start": "start", "end": '"end"', "correlation": "correlationId"}
-    if _CUPTI + table in database.columns:
-        optional = {"device": "deviceId", "stream": "streamId"} | more
-        integers |= {name: database.column(_CUPTI + table, column) for name, column in optional.items()}
-    return _timed(database, table, integers, noun, notes)
+def _activities(database: Database, table: str, noun: str, notes: Counter[str], **more: str) -> pl.DataFrame:
+    return _timed(database, table, {"device": "deviceId", "stream": "streamId", **more}, noun, notes)
 
 
 def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> Iterator[pl.DataFrame]:
     """Yield kernels, and the launches of CUDA graphs that were traced as a whole."""
     for table in _KERNELS:
-        for rows in _activities(database, table, "kernel", notes, name="name"):
-            yield rows.with_columns(resolve(rows["name"], strings).fill_null(""))
-    for rows in _activities(database, "GRAPH_TRACE", "kernel", notes, graph="graphId"):
-        yield rows.with_columns(name=pl.format("CUDA graph {}", pl.col("graph").fill_null(0)))
+        rows = _activities(database, table, "kernel", notes, name="name")
+        yield rows.with_columns(resolve(rows["name"], strings).fill_null(""))
+    rows = _activities(database, "GRAPH_TRACE", "kernel", notes, graph="graphId")
+    yield rows.with_columns(name=pl.format("CUDA graph {}", pl.col("graph").fill_null(0)))
 
 
 def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
-    kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
-    pinned = pinned_memory(*(pl.any_horizontal(pl.col("source", "target") == number) for number in _HOST_MEMORY))
     for table in _COPIES:
-        more = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
-        for rows in _activities(database, table, "copy", notes, **more):
-            yield rows.with_columns(kind.alias("kind"), pinned)
-    for rows in _activities(database, "MEMSET", "copy", notes, bytes="bytes"):
-        yield rows.with_columns(kind=pl.lit("memset"))
+        yield with_copy_kinds(_activities(database, table, "copy", notes, **COPY_COLUMNS), *_HOST_MEMORY)
+    yield _activities(database, "MEMSET", "copy", notes, bytes="bytes").with_columns(kind=pl.lit("memset"))
 
 
 def _fill_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
@@ -176,14 +162,11 @@ def _fill_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFr
 
 def _markers(database: Database, strings: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Return flags, number, start, process, thread, domain, text and kind of each marker: a mark, a start or an end."""
-    if _MARKER not in database.columns:
-        schema = {"flags": pl.Int64, "number": pl.Int64, "kind": pl.String} | dict(MARKS)
-        return pl.DataFrame(schema=schema)
-    integers = {
-        "flags": "flags", "number": "id", "start": "timestamp", "name": "name",
-        "object_kind": database.column(_MARKER, "objectKind"), "domain": database.column(_MARKER, "domain"),
-    }  # fmt: skip
-    rows = database.scan(_MARKER, integers, {"object": "hex(objectId)"})
+    columns = {"flags": "flags", "number": "id", "start": "timestamp", "name": "name", "object_kind": "objectKind"}
+    rows = database.scan(_MARKER, columns | {"domain": "domain"})
+    query = f"SELECT hex(objectId) FROM {_MARKER} NOT INDEXED"
+    hexadecimal = database.query(query, {"object": pl.String}) if _MARKER in database.columns else ()
+    rows = rows.hstack(pl.concat([pl.DataFrame(schema={"object": pl.String}), *hexadecimal]))
     rows = rows.filter(pl.col("start").is_between(1, LATEST))
     objects = rows.select("object").unique()
     pairs = [_object(text) for text in objects["object"]]
@@ -221,12 +204,12 @@ def _ranges(markers: pl.DataFrame) -> pl.DataFrame:
 
 def _add_color_and_category(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
     """Add color and category."""
-    table = _CUPTI + "MARKER_DATA"
+    table = ACTIVITY + "MARKER_DATA"
     if not {"flags", "id", "color", "category"} <= database.columns.get(table, frozenset()):
         return ranges
-    data = database.scan(table, {"number": "id", "argb": f"flags & {_ARGB}", "color": "color", "named": "category"}, {})
-    data = data.unique("number", keep="first")
+    columns = {"number": "id", "flags": "flags", "color": "color", "named": "category"}
+    data = database.scan(table, columns).unique("number", keep="first")
     category = pl.when(pl.col("named") > 0).then(pl.format("category {}", pl.col("named"))).otherwise(pl.lit(""))
-    color = pl.when(pl.col("argb") != 0).then(pl.col("color") & 0xFFFFFFFF)
+    color = pl.when(pl.col("flags_right") & _ARGB != 0).then(pl.col("color") & 0xFFFFFFFF)
     joined = ranges.join(data, on="number", how="left", maintain_order="left")
     return joined.with_columns(category.alias("category"), color.alias("color"))

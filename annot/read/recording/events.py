@@ -15,15 +15,16 @@ import polars as pl
 
 from annot.read.recording.files import MAX_TIME, RECORD, Kind, Part, Section, global_tid, read_text
 
-__all__ = ["MARK", "PUSHED", "STARTED", "Tally", "read_events"]
+__all__ = ["HAS_COLOR", "HAS_TEXT", "MARK", "PUSHED", "STARTED", "Tally", "read_events"]
 
 PUSHED: Final = 59
 STARTED: Final = 60
 MARK: Final = 34
 
 _BATCH_RECORDS: Final = 1 << 19
-_HAS_COLOR: Final = 0x08
-_HAS_TEXT: Final = 0x10
+HAS_COLOR: Final = 0x08
+HAS_TEXT: Final = 0x10
+"""Flags of an event with a color, and with a text of its own instead of a string."""
 _HAS_EXTRA: Final = 0x20
 
 _EVENT: Final = {
@@ -37,6 +38,8 @@ _EVENT: Final = {
 class Tally:
     """Counts collected while the events of all processes are read."""
 
+    ranges: int = 0
+    marks: int = 0
     last_time: int = 0
     open_ranges: int = 0  # ranges without an end
     unmatched_pops: int = 0  # ends without a start
@@ -45,9 +48,10 @@ class Tally:
 
 
 def read_events(process: Part, tally: Tally) -> Iterator[pl.DataFrame]:
-    """Yield the ranges and marks of a process as `_as_table`, and add to the counts.
+    """Yield the ranges and marks of a process, and add to the counts.
 
-    The end is null for marks and for ranges without an end.
+    The columns are those of `_EVENT`, type (`PUSHED`, `STARTED` or `MARK`), end and end_thread (null for marks and for
+    ranges without an end) and range (id of a start/end range).
     """
     opened = pl.DataFrame(schema=_EVENT)
     halves: list[pl.DataFrame] = []
@@ -56,7 +60,7 @@ def read_events(process: Part, tally: Tally) -> Iterator[pl.DataFrame]:
         if not cut.is_empty():
             tally.open_ranges += cut.height
             tally.lost_ends += cut.height
-            yield _as_table(cut, PUSHED)
+            yield _of_type(cut, PUSHED)
         events = _decode(process.read(sections), sections)
         if events.is_empty():
             continue
@@ -64,11 +68,11 @@ def read_events(process: Part, tally: Tally) -> Iterator[pl.DataFrame]:
         tally.last_time = max([tally.last_time, *events["time"].top_k(1)])
         tally.unmatched_pops += events.filter(pl.col("kind") == Kind.STRAY_POP).height
         ranges, opened = _pair_pushes(opened, events, tally)
-        yield _as_table(ranges, PUSHED)
-        yield _as_table(events.filter(pl.col("kind") == Kind.MARK), MARK)
+        yield _of_type(ranges, PUSHED)
+        yield _of_type(events.filter(pl.col("kind") == Kind.MARK), MARK)
         halves.append(events.filter(pl.col("kind").is_in([Kind.START, Kind.END])))
     tally.open_ranges += opened.height
-    yield _as_table(opened, PUSHED)
+    yield _of_type(opened, PUSHED)
     if halves:
         yield _pair_starts(pl.concat(halves), tally)
 
@@ -138,7 +142,7 @@ def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
 
 def _add_inline_texts(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
     """Add unregistered texts, which follow their event in the file."""
-    with_text = frame.filter(pl.col("flags") & _HAS_TEXT != 0, pl.col("kind") != Kind.END)
+    with_text = frame.filter(pl.col("flags") & HAS_TEXT != 0, pl.col("kind") != Kind.END)
     if with_text.is_empty():
         return frame.with_columns(inline=pl.lit(None, pl.String))
     after = with_text["row"] + 1 + (with_text["flags"] & _HAS_EXTRA != 0).cast(pl.UInt32)
@@ -191,25 +195,10 @@ def _pair_starts(halves: pl.DataFrame, tally: Tally) -> pl.DataFrame:
     tally.open_ranges += ranges.height - int(matched)
     elsewhere = pl.col("end_thread") != pl.col("thread")
     ranges = ranges.with_columns(end_thread=pl.when(elsewhere).then("end_thread"))
-    return _as_table(ranges, STARTED)
+    return _of_type(ranges, STARTED)
 
 
-def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
-    absent = pl.lit(None, pl.Int64)
-    ended = "end" in events.columns
-    has_text = pl.col("flags") & _HAS_TEXT != 0
-    return events.select(
-        "domain",
-        "payload",
-        "thread",
-        "inline",
-        start="time",
-        end="end" if ended else absent,
-        end_thread="end_thread" if ended else absent,
-        type=pl.lit(type_, pl.Int64),
-        range="range" if type_ == STARTED else absent,
-        string=pl.when(~has_text, pl.col("string") != 0).then("string"),
-        category=pl.when(pl.col("category") != 0).then("category"),
-        color=pl.when(pl.col("flags") & _HAS_COLOR != 0).then("color"),
-        payload_type=pl.col("flags") & 7,
-    )
+def _of_type(events: pl.DataFrame, type_: int) -> pl.DataFrame:
+    absent = [name for name in ("end", "end_thread", "range") if name not in events.columns]
+    absent_columns = [pl.lit(None, pl.Int64).alias(name) for name in absent]
+    return events.with_columns(*absent_columns, type=pl.lit(type_, pl.Int64))

@@ -12,22 +12,22 @@ import sqlite3
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import adbc_driver_manager as adbc
-import adbc_driver_sqlite
 import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import Profile, conform
-from annot.read.notes import counted, sentences
-from annot.read.nsys import sqlite_export
-from annot.read.recording.events import MARK, Tally, read_events
+from annot.read.nsys.sqlite_export import read_exported
+from annot.read.recording.events import HAS_COLOR, HAS_TEXT, MARK, Tally, read_events
 from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
+from annot.read.sqlite import new_database
+from annot.read.text import counted, sentences
 
 __all__ = ["NAME", "Recording", "assemble", "read", "sniff"]
 
@@ -76,11 +76,17 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None, e
     processes, notes = _read_parts(parts)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with _EventsFile(temporary) as file:
-            recording = _write(file, processes, notes, meta or {})
+        temporary.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(temporary)) as database:
+            database.executescript(_TABLES)
+        names, tally = _Names(), Tally()
+        with new_database(temporary) as append:
+            end = _write_events(partial(append, "NVTX_EVENTS"), processes, names, tally)
+        recording = _summary(processes, tally, notes)
+        _write_facts(temporary, processes, names, end, recording, meta or {})
         if recording.ranges or even_empty:
             os.replace(temporary, out)
-    except (OSError, sqlite3.Error, adbc.Error) as error:
+    except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise AnnotError(f"{out} cannot be written: {reason}") from None
     finally:
@@ -110,31 +116,33 @@ def _read_parts(folder: Path) -> tuple[list[Part], list[str]]:
     return processes, notes
 
 
-def _write(file: _EventsFile, processes: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
-    """Write all tables and return the summary."""
+def _write_events(append: Callable[[pl.DataFrame], None], processes: list[Part], names: _Names, tally: Tally) -> int:
+    """Write NVTX_EVENTS, and return the time of the last event in ns since the start of the recording."""
     origin = processes[0].started if processes else 0
-    names, tally = _Names(), Tally()
     unended: list[pl.DataFrame] = []
-    ranges = marks = 0
     for process in processes:
         domains = names.add(process)
-        file.insert(names.rows(process, domains, origin))
+        append(names.rows(process, domains, origin))
         strings = names.strings_of(process)
         for events in read_events(process, tally):
             table = _events_table(events, process.pid, origin, domains, strings)
             is_mark = table["eventType"] == MARK
-            marks += int(is_mark.sum())
-            ranges += int((~is_mark).sum())
+            tally.marks += int(is_mark.sum())
+            tally.ranges += int((~is_mark).sum())
             is_open = table["end"].is_null() & ~is_mark
             unended.append(table.filter(is_open))
-            file.insert(table.filter(~is_open))
+            append(table.filter(~is_open))
     end = max([tally.last_time, *(process.stopped for process in processes), origin]) - origin
     for frame in unended:
-        file.insert(frame.with_columns(end=pl.max_horizontal("start", pl.lit(end))))
-    recording = Recording(
-        events=ranges + marks,
-        ranges=ranges,
-        marks=marks,
+        append(frame.with_columns(end=pl.max_horizontal("start", pl.lit(end))))
+    return end
+
+
+def _summary(processes: list[Part], tally: Tally, notes: list[str]) -> Recording:
+    return Recording(
+        events=tally.ranges + tally.marks,
+        ranges=tally.ranges,
+        marks=tally.marks,
         processes=len({process.pid for process in processes}),
         threads=len(tally.threads),
         open_ranges=tally.open_ranges,
@@ -143,14 +151,6 @@ def _write(file: _EventsFile, processes: list[Part], notes: list[str], meta: Map
         reason=next((os.strerror(process.error) for process in processes if process.error), ""),
         notes=[*notes, *_notes(tally, processes)],
     )
-    counts = {
-        "ANNOT_LOST_EVENTS": str(recording.lost),
-        "ANNOT_LOST_REASON": recording.reason,
-        "ANNOT_OPEN_RANGES": str(recording.open_ranges),
-        "ANNOT_UNMATCHED_POPS": str(recording.unmatched_pops),
-    }
-    file.describe(processes, names, end, {**counts, **meta}, recording.notes)
-    return recording
 
 
 def _notes(tally: Tally, processes: list[Part]) -> list[str]:
@@ -175,8 +175,7 @@ def read(path: Path) -> Profile:
     with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
         out = Path(scratch) / "recording.sqlite"
         assemble(path, out)
-        profile = sqlite_export.read(out)
-    return replace(profile, meta=profile.meta | {"source": str(path), "format": NAME})
+        return read_exported(path, NAME, out)
 
 
 _EVENTS: Final[dict[str, type[pl.DataType]]] = {
@@ -226,19 +225,19 @@ def _events_table(
     `origin` is time 0 of the profile, in ns on the clock of the events. `domains` and `strings` are the ids of domains
     and strings in the profile, by their ids in the recording.
     """
-    text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
-    nameless = pl.col("string").is_not_null() & text_id.is_null()
+    registered = (pl.col("flags") & HAS_TEXT == 0) & (pl.col("string") != 0)
+    text_id = pl.when(registered).then(pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64))
     process = pl.lit(global_tid(pid), pl.Int64)
     table = events.select(
-        "payload_type",
         "payload",
-        pl.col("start") - origin,
         pl.col("end") - origin,
-        "category",
-        "color",
+        payload_type=pl.col("flags") & 7,
+        start=pl.col("time") - origin,
+        category=pl.when(pl.col("category") != 0).then("category"),
+        color=pl.when(pl.col("flags") & HAS_COLOR != 0).then("color"),
         eventType="type",
         rangeId="range",
-        text=pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline"),
+        text=pl.when(registered & text_id.is_null()).then(pl.lit(_LOST_NAME)).otherwise("inline"),
         globalTid=process + pl.col("thread"),
         endGlobalTid=process + pl.col("end_thread"),
         textId=text_id,
@@ -333,73 +332,46 @@ class _Names:
         return new
 
 
-class _EventsFile:
-    """Context manager for a new SQLite file with the tables of an export. The file is complete after the block."""
+def _write_facts(
+    path: Path, processes: list[Part], names: _Names, end: int, recording: Recording, meta: Mapping[str, str]
+) -> None:
+    """Write all tables except NVTX_EVENTS.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> Self:
-        self._path.unlink(missing_ok=True)
-        with contextlib.closing(sqlite3.connect(self._path)) as plain:
-            plain.executescript(_TABLES)
-        self._driver = adbc_driver_sqlite.connect(str(self._path))
-        self._bulk = adbc.AdbcConnection(self._driver)
-        for pragma in ("journal_mode = OFF", "synchronous = OFF"):
-            with adbc.AdbcStatement(self._bulk) as statement:
-                statement.set_sql_query(f"PRAGMA {pragma}")
-                statement.execute_query()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bulk.close()
-        self._driver.close()
-
-    def insert(self, events: pl.DataFrame) -> None:
-        """Add rows to NVTX_EVENTS."""
-        if events.is_empty():
-            return
-        with adbc.AdbcStatement(self._bulk) as statement:
-            target = {"adbc.ingest.target_table": "NVTX_EVENTS", "adbc.ingest.mode": "adbc.ingest.mode.append"}
-            statement.set_options(**target)
-            statement.bind_stream(events)
-            statement.execute_update()
-
-    def describe(
-        self, processes: list[Part], names: _Names, end: int, meta: Mapping[str, str], notes: list[str]
-    ) -> None:
-        """Write all other tables.
-
-        `parts` are by start of the recording, which ends `end` ns later. `meta` and `notes` are entries of
-        META_DATA_CAPTURE.
-        """
-        process_rows = {
-            global_tid(process.pid): (global_tid(process.pid), process.pid, process.program) for process in processes
-        }
-        threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
-        capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
-        exported = [
-            ("EXPORT_PRODUCT_NAME", "annot"),
-            ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
-            *((f"EXPORT_SCHEMA_VERSION{suffix}", number) for suffix, number in _SCHEMA_VERSION.items()),
-            ("EXPORT_TIME_UTC", datetime.now(UTC).strftime(_TIME)),
-        ]
-        tables: dict[str, list[tuple[Any, ...]]] = {
-            "PROCESSES": list(process_rows.values()),
-            "ThreadNames": threads,
-            "StringIds": [(number, text) for text, number in names.strings.items()],
-            "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
-            "META_DATA_EXPORT": exported,
-            "META_DATA_CAPTURE": capture,
-            "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
-            "TARGET_INFO_SESSION_START_TIME": [_start_time(processes[0].started_utc)] if processes else [],
-        }
-        with sqlite3.connect(self._path) as plain:
-            plain.execute("PRAGMA synchronous = OFF")
-            for table, rows in tables.items():
-                if rows:
-                    plain.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
-        plain.close()
+    `processes` are by start of the recording, which ends `end` ns later. `meta` are entries of META_DATA_CAPTURE.
+    """
+    rows_of_processes = {
+        global_tid(process.pid): (global_tid(process.pid), process.pid, process.program) for process in processes
+    }
+    counts = {
+        "ANNOT_LOST_EVENTS": str(recording.lost),
+        "ANNOT_LOST_REASON": recording.reason,
+        "ANNOT_OPEN_RANGES": str(recording.open_ranges),
+        "ANNOT_UNMATCHED_POPS": str(recording.unmatched_pops),
+        **meta,
+    }
+    exported = {
+        "EXPORT_PRODUCT_NAME": "annot",
+        "EXPORT_PRODUCT_VERSION": importlib.metadata.version("annot"),
+        **{f"EXPORT_SCHEMA_VERSION{suffix}": number for suffix, number in _SCHEMA_VERSION.items()},
+        "EXPORT_TIME_UTC": datetime.now(UTC).strftime(_TIME),
+    }
+    tables: dict[str, list[tuple[Any, ...]]] = {
+        "PROCESSES": list(rows_of_processes.values()),
+        "ThreadNames": [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()],
+        "StringIds": [(number, text) for text, number in names.strings.items()],
+        "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
+        "META_DATA_EXPORT": list(exported.items()),
+        "META_DATA_CAPTURE": [
+            ("CAPTURE_EVENT_TYPE", "NvtxEvents"), *counts.items(), *(("ANNOT_NOTE", note) for note in recording.notes),
+        ],
+        "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
+        "TARGET_INFO_SESSION_START_TIME": [_start_time(processes[0].started_utc)] if processes else [],
+    }  # fmt: skip
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA synchronous = OFF")
+        for table, rows in tables.items():
+            if rows:
+                database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
 
 def _start_time(utc_ns: int) -> tuple[int, str, str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from annot.labels.name_scopes import Scopes
-from annot.profile import LATEST
 from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 
 __all__ = ["Activities", "ActivityKind", "read_device"]
@@ -55,7 +54,6 @@ class Activities:
     kind: list[int] = field(default_factory=list)  # index of `kinds`
     kinds: dict[ActivityKind, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)  # of the first device with steps
-    invalid: int = 0  # number of events with times out of range
 
 
 def read_device(plane: Plane, activities: Activities, instructions: Instructions, scopes: Scopes) -> None:
@@ -64,10 +62,9 @@ def read_device(plane: Plane, activities: Activities, instructions: Instructions
     streams = [line for name, line in named if name.startswith(_STREAM)]
     reader = _Reader(plane, activities, instructions, scopes, of_instructions=not streams)
     for line in streams or [line for name, line in named if name == _OPERATIONS]:
-        timed = _timed(line, activities)
-        reader.read(line, timed if streams else _leaves(timed))
+        reader.read(line, plane.timed(line) if streams else _leaves(plane.timed(line)))
     if not activities.steps:
-        steps = (event for name, line in named if name == _STEPS for event in _timed(line, activities))
+        steps = (event for name, line in named if name == _STEPS for event in plane.timed(line))
         activities.steps = [(start, end, plane.names.get(event.metadata_id, "")) for event, start, end in steps]
 
 
@@ -158,18 +155,6 @@ def _pinned(details: str) -> bool | None:
     """Return whether the host memory of a copy is pinned, from ``kind_src:pageable kind_dst:device size:4 …``."""
     memory = set(_MEMORY.findall(details.lower()))
     return False if "pageable" in memory else "pinned" in memory or None
-
-
-def _timed(line: Any, activities: Activities) -> Iterator[tuple[Any, int, int]]:
-    base = line.timestamp_ns
-    for event in line.events:
-        offset = event.offset_ps
-        start = base + offset // 1000
-        end = base + (offset + event.duration_ps) // 1000
-        if -LATEST < start <= end < LATEST:
-            yield event, start, end
-        else:
-            activities.invalid += 1
 
 
 def _leaves(events: Iterable[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int]]:

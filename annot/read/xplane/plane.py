@@ -7,9 +7,10 @@ name instructions. Unused fields are omitted. Text fields are declared as bytes,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from annot.profile import LATEST
 from annot.util.protobuf import BYTES, DOUBLE, INT64, UINT64, Fields, message_classes, parse
 
 __all__ = ["LIMIT", "Instructions", "Plane", "decode", "integer", "messages"]
@@ -68,7 +69,24 @@ class Plane:
         self.name = decode(message.name)
         self.names: Mapping[int, str] = {entry.key: decode(entry.value.name) for entry in message.event_metadata}
         """Event names by event metadata id."""
+        self.invalid = 0  # number of events with times out of range
         self._texts = {entry.key: decode(entry.value.name) for entry in message.stat_metadata}
+
+    def timed(self, line: Any, wanted: Container[int] | None = None) -> Iterator[tuple[Any, int, int]]:
+        """Yield the events of a line with start and end in ns, and count those with times out of range in `invalid`.
+
+        `wanted` has the metadata ids of the events; None: all.
+        """
+        base = line.timestamp_ns
+        for event in line.events:
+            if wanted is None or event.metadata_id in wanted:
+                offset = event.offset_ps
+                start = base + offset // 1000
+                end = base + (offset + event.duration_ps) // 1000
+                if -LATEST < start <= end < LATEST:
+                    yield event, start, end
+                else:
+                    self.invalid += 1
 
     def stat_names(self, names: Iterable[str]) -> dict[int, str]:
         """Return the existing statistics with these names: lower-case names by metadata id."""

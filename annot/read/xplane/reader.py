@@ -9,7 +9,7 @@ Devices: an event on the line of a stream is a kernel, copy or memset. A plane w
 
 Host: an event with a correlation id is the launch of a device activity. The operations of TensorFlow
 (``model/dense/MatMul:MatMul``) and XLA become operators. Their name scopes become ranges around them, with the scope as
-layer path (see `annot.labels.name_scopes` and `annot.read.xplane.ranges`). An event with a step number becomes a
+layer path (see `annot.labels.name_scopes` and `annot.read.xplane.host`). An event with a step number becomes a
 training step. Events of the runtime become operators, not layers: events on its threads, and events with its names. All
 other events are annotations.
 
@@ -39,11 +39,10 @@ from annot.labels import tag
 from annot.labels.marks import SCOPES_FILE
 from annot.labels.name_scopes import Scopes
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
-from annot.read.notes import sentences
+from annot.read.text import sentences
 from annot.read.xplane.device import Activities, read_device
-from annot.read.xplane.host import Host
+from annot.read.xplane.host import Host, Kind, Ranges
 from annot.read.xplane.plane import Instructions, Plane, decode, messages
-from annot.read.xplane.ranges import Kind, Ranges
 from annot.util.protobuf import parse
 
 __all__ = ["NAME", "read", "sniff"]
@@ -115,8 +114,6 @@ def _parsed(path: Path) -> Any:
         raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
     except ValueError:
         raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _profile(path: Path, space: Any) -> Profile:
@@ -139,7 +136,7 @@ def _profile(path: Path, space: Any) -> Profile:
         raise AnnotError(": ".join([f"{path} contains no events of a host or device", *_profiler_messages(space)[:1]]))
     origins = _add_origins(activities, host, operations, scopes, ranges)
     meta = _meta(path, planes, devices) | ({} if recorded else {"host_times": False})
-    meta["notes"] = [*_profiler_messages(space), *_notes(activities, host, instructions, origins)]
+    meta["notes"] = [*_profiler_messages(space), *_notes(planes, instructions, origins)]
     process = pl.lit(_PROCESS, pl.Int64).alias("process")
     rows = _table(activities, origins).with_columns(process)
     same = {"domain": pl.lit(""), "category": pl.lit(""), "kind": pl.lit("push")}
@@ -172,10 +169,7 @@ def _scope_texts(path: Path) -> list[str]:
     for folder in [*path.absolute().parents][:4]:
         file = folder / SCOPES_FILE
         if file.is_file():
-            try:
-                return file.read_text("utf-8", errors="replace").splitlines()
-            except OSError as error:
-                raise AnnotError(f"{file} cannot be read: {error.strerror}") from None
+            return file.read_text("utf-8", errors="replace").splitlines()
     return []
 
 
@@ -196,13 +190,13 @@ def _profiler_messages(space: Any) -> list[str]:
     return [" ".join(decode(text[:_LONGEST_NOTE]).split()) for text in (*space.errors, *space.warnings)][:_MOST_NOTES]
 
 
-def _notes(activities: Activities, host: Host, instructions: Instructions, origins: _Origins) -> list[str]:
+def _notes(planes: Sequence[Plane], instructions: Instructions, origins: _Origins) -> list[str]:
     by_name = (
         "annot attributes {GPU activity} to layers by operation name, because the launch does not identify the layer. "
         "The host time of these layers includes their GPU time."
     )
     counts = {
-        "annot skipped {event} with times out of range.": activities.invalid + host.invalid,
+        "annot skipped {event} with times out of range.": sum(plane.invalid for plane in planes),
         "annot could not decode {compiled program}. Some operations have no name scopes.": instructions.broken,
         by_name: sum(start is not None for start in origins[1]),
     }

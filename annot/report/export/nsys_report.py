@@ -30,7 +30,7 @@ from annot.attribution.attribute import Attribution
 from annot.errors import AnnotError
 from annot.labels.tag import FINDINGS
 from annot.read.nsys import nsys_rep
-from annot.read.nsys.nvtx_events import FINDINGS_PROCESS
+from annot.read.nsys.sqlite_export import FINDINGS_PROCESS
 from annot.report.export.findings import Finding, findings
 from annot.report.units import printable
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer

@@ -97,8 +97,7 @@ def _table() -> list[int]:
 @functools.cache
 def _event_class() -> Any:
     try:
-        oneof = ("Value", ("simple_value", "image", "tensor"))
-        return message_classes("annot.tensorboard", _FIELDS, ("Event",), oneof).Event
+        return message_classes("annot.tensorboard", _FIELDS, ("Event",)).Event
     except ImportError:
         raise AnnotError(
             "TensorBoard event files need the package protobuf. Run pip install 'annot[tensorboard]'"

@@ -1,6 +1,8 @@
 // The state of the page in the fragment of its URL, as #view/argument?key=value. A copied link opens the same state, and
 // the entries of the history keep theirs. A link such as #layers names a view alone: the page adds the state that the
 // reader left in it.
+import {modulesIn, phasesIn, stepRange} from './model.js';
+
 const KEPT = {
   layers: ['filters', 'unfolded'],
   icicle: ['filters'],
@@ -8,10 +10,10 @@ const KEPT = {
   compare: ['comparison'],
   timeline: ['span'],
 };
-const address = {view: '', argument: '', rank: 0, state: {}, usual: {}};
+export const address = {view: '', argument: '', rank: 0, state: {}, usual: {}};
 
 // The parts of a fragment. Malformed fragments have empty parts.
-function readAddress(text) {
+export function readAddress(text) {
   const [, place, query] = /^#?([^?]*)\??(.*)$/s.exec(text);
   const [view, argument = ''] = place.split('/');
   return {view, argument: /^\d{1,9}$/.test(argument) ? argument : '', values: new URLSearchParams(query)};
@@ -29,7 +31,7 @@ function fragmentOf({view, argument, rank, state, usual}) {
 }
 
 // Writes the state of the view into the URL: in the current entry of the history, or in a new one.
-function remember(entry = false) {
+export function remember(entry = false) {
   const text = fragmentOf(address),
     same = text === location.hash;
   if (entry && same) return;
@@ -41,20 +43,20 @@ function remember(entry = false) {
 }
 
 // The rank of a fragment, or the rank that the page shows if a link names only a view.
-function rankOf({values}, shown, ranks) {
+export function rankOf({values}, shown, ranks) {
   const rank = Number(values.get('rank') ?? (history.state?.complete ? 0 : shown));
   return Number.isInteger(rank) && rank >= 0 && rank < ranks ? rank : 0;
 }
 
 // Makes a view the one that `remember` writes, with the state that a complete fragment describes.
-function arrive(view, {argument, values}, rank, state, data, run) {
-  const usual = run ? {time: run.time} : {by: data.by, only: 'place'};
+export function arrive(view, {argument, values}, rank, state, data, run) {
+  const usual = run ? {time: run.time} : {by: data.by, only: CHANGES[0]};
   Object.assign(address, {view, argument, rank, state, usual});
   if (!history.state?.complete && !String(values)) return;
   for (const part of KEPT[view] ?? []) {
     const taken = Object.entries(OFFERED[part](data, run)).map(([key, fits]) => {
       const value = values.get(key) ?? '';
-      return [key, value !== '' && fits(value) ? value : usual[key] ?? ''];
+      return [key, value !== '' && fits(value) ? value : (usual[key] ?? '')];
     });
     state[part] = {...state[part], ...Object.fromEntries(taken)};
   }
@@ -64,14 +66,20 @@ function arrive(view, {argument, values}, rank, state, data, run) {
 
 // The values that each part of the state accepts in a link, by key.
 const OFFERED = {
-  filters: (_, run) => layerFilters(run),
+  filters: (_, run) => ({
+    search: () => true,
+    phase: value => phasesIn(run).includes(value),
+    module: value => modulesIn(run).includes(value),
+    steps: value => stepRange(value, run.layer_steps.steps) !== undefined,
+    time: value => value === 'host_ns' && run.meta.host_ns !== null,
+  }),
   unfolded: () => Object.fromEntries(Object.keys(UNFOLDED).map(key => [key, isPlaces])),
   kernels: (_, run) => ({search: () => true, kind: value => run.classes.kind.includes(value)}),
   comparison: data => ({
     by: value => Object.hasOwn(data.tables, value),
     search: () => true,
     phase: value => (data.tables[data.by].phase ?? []).includes(value),
-    only: value => Object.hasOwn(COMPARED, value),
+    only: value => CHANGES.includes(value),
   }),
   span: (_, run) => ({
     ...Object.fromEntries(['from', 'to', 'begin', 'end'].map(key => [key, value => Number.isFinite(Number(value))])),
@@ -79,24 +87,17 @@ const OFFERED = {
   }),
 };
 
-function layerFilters(run) {
-  return {
-    search: () => true,
-    phase: value => phasesIn(run).includes(value),
-    module: value => modulesIn(run).includes(value),
-    steps: value => stepRange(value, run.layer_steps.steps) !== undefined,
-    time: value => value === 'host_ns' && run.meta.host_ns !== null,
-  };
-}
+// What a comparison shows; the first is usual.
+export const CHANGES = ['place', 'all', 'slower', 'faster', 'alone'];
 
 // The lines that the reader unfolded and folded: those unlike at first, folds that list their layers, those of them that
 // list every layer, and lines folded under a filter.
-const UNFOLDED = {lines: '', listed: '', every: '', folded: ''};
+export const UNFOLDED = {lines: '', listed: '', every: '', folded: ''};
 
 // Numbers of lines as text, ascending: the distance of each run of neighbors to the one before, and how many follow.
 // A text of more than LONGEST characters would not fit into a link: it ends with the last run that does.
 const LONGEST = 600;
-function placesText(places) {
+export function placesText(places) {
   const runs = [];
   for (const place of [...places].sort((a, b) => a - b)) {
     const last = runs.at(-1);
@@ -116,7 +117,7 @@ function isPlaces(text) {
 }
 
 // The numbers below `end` in such a text.
-function placesOf(text, end) {
+export function placesOf(text, end) {
   const places = new Set();
   let at = 0;
   for (const run of text ? text.split('.') : []) {
@@ -129,13 +130,13 @@ function placesOf(text, end) {
 }
 
 // The sort order of a table in the fragment, or its own: `by` is the number of a column, -1 the order of the rows.
-function keptSort(table, columns, by = -1, down = true) {
+export function keptSort(table, columns, by = -1, down = true) {
   const [key, way] = (address.state.sorts?.get(address.view)?.get(slug(table)) ?? '').split(':');
   const found = columns.findIndex(column => keyOf(column) === key);
   return found < 0 ? {by, down} : {by: found, down: way !== 'up'};
 }
 
-function keepSort(table, column, down) {
+export function keepSort(table, column, down) {
   const {state, view} = address,
     views = (state.sorts ??= new Map());
   if (!views.has(view)) views.set(view, new Map());

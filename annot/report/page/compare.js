@@ -1,171 +1,95 @@
 // Comparison of two runs: speedups and slowdowns with their confidence intervals.
+import {CHANGES, remember} from './address.js';
+import {bar, cards, choice, choiceOf, field, filterForm, notesPanel, searchField} from './blocks.js';
+import {debounce, h, name, pathName} from './dom.js';
+import {foldSize} from './elements.js';
+import {kernelName, shortNames} from './kernel.js';
+import {grouped, records, sumKnown} from './model.js';
+import {columnsOf, LISTED, sorted, sortTable, titleOf} from './table.js';
+import {count, fixed, inUnit, instant, known, plural, unitFor} from './units.js';
 
-function comparisonView(data, state) {
-  const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: 'place'});
-  const holder = h('div'),
-    draw = () => {
-      holder.replaceChildren(...comparisonTable(data, one));
-      remember();
-    };
+// The subjects of comparisons: their name, and the label of a row.
+/** @type {Object<string, [string, (row: any) => string]>} */
+const SUBJECTS = {
+  layer: ['Layer', row => row.group_label ?? row.label],
+  module: ['Module class', row => row.module],
+  phase: ['Phase', row => row.phase],
+  kind: ['Kind of kernel', row => row.kind],
+  kernel: ['Kernel', row => row.name],
+};
+// What a comparison shows, in the order of CHANGES: the words, and the rows.
+/** @type {[string, (row: any) => boolean][]} */
+const SHOWN = [
+  ['Changes at their place', row => !row.explained],
+  ['All rows', () => true],
+  ['Slower in B', row => row.difference_ns > 0],
+  ['Faster in B', row => row.difference_ns < 0],
+  ['Only in A or B', row => known(row.only_in) && !row.fused],
+];
+
+export function comparisonView(data, state) {
+  const filters = (state.comparison ??= {by: data.by, search: '', phase: '', only: CHANGES[0]}),
+    holder = h('div');
+  const draw = () => {
+    holder.replaceChildren(...comparisonTable(data, filters));
+    remember();
+  };
   draw();
-  const words = {layer: 'Layer', module: 'Module class', phase: 'Phase', class: 'Kind of kernel', kernel: 'Kernel'};
-  const phases = [...new Set(data.tables[data.by].phase ?? [])];
-  const set = (key, value) => {
-    one[key] = value;
+  const set = key => value => {
+    filters[key] = value;
     debounce(draw);
   };
+  const subjects = Object.keys(data.tables).map(key => [key, SUBJECTS[key][0]]),
+    changes = CHANGES.map((key, at) => [key, SHOWN[at][0]]),
+    phases = [...new Set(data.tables[data.by].phase ?? [])],
+    sides = data.cards.map(([term, value, names, text]) => [term, value, names.map(one => name(one)), text]);
   return [
-    h('h1', {}, 'Comparison'),
-    sides(data),
-    differences('Not comparable', data.reasons),
-    differences('Other differences', data.notes),
-    h(
-      'form',
-      {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
-      field(
-        'By',
-        choice(
-          'by',
-          Object.keys(data.tables).map(key => [key, words[key]]),
-          one.by,
-          value => set('by', value),
-        ),
-      ),
-      field(
-        'Search',
-        h('input', {
-          type: 'search',
-          id: 'search',
-          value: one.search,
-          'aria-keyshortcuts': '/',
-          oninput: event => set('search', event.target.value),
-        }),
-      ),
-      phases.length > 1 &&
-        field(
-          'Phase',
-          choice('phase', [['', 'All phases'], ...phases.map(phase => [phase, phase])], one.phase, value =>
-            set('phase', value),
-          ),
-        ),
-      field(
-        'Show',
-        choice(
-          'only',
-          [
-            ['place', 'Changes at their place'],
-            ['all', 'All rows'],
-            ['slower', 'Slower in B'],
-            ['faster', 'Faster in B'],
-            ['alone', 'Only in A or B'],
-          ],
-          one.only,
-          value => set('only', value),
-        ),
-      ),
+    h('h1', 'Comparison'),
+    cards(sides),
+    notesPanel('Not comparable', data.reasons),
+    notesPanel('Other differences', data.notes),
+    filterForm(
+      field('By', choice('by', subjects, filters.by, set('by'))),
+      searchField(filters.search, set('search')),
+      phases.length > 1 && choiceOf('Phase', 'phase', 'All phases', phases, filters.phase, set('phase')),
+      field('Show', choice('only', changes, filters.only, set('only'))),
     ),
     holder,
   ];
 }
 
-function differences(heading, texts) {
-  return (
-    texts.length > 0 &&
-    panel(
-      heading,
-      h(
-        'ul',
-        {class: 'notes'},
-        texts.map(one => h('li', {}, one.charAt(0).toUpperCase() + one.slice(1))),
-      ),
-    )
-  );
+function ratio(value) {
+  return known(value) ? fixed(value, 3) : '';
 }
 
-// The wall-clock time of a step, which includes idle time of the GPU.
-function clock(data, side) {
-  const time = data.step_time?.[side];
-  return known(time) && `step time ${duration(Math.round(time))} (wall clock)`;
-}
-
-function sides(data) {
-  const {whole, steps} = data,
-    per = steps ? 'per step' : 'in total',
-    what = data.time === 'gpu_ns' ? 'GPU' : 'host';
-  const card = (letter, side, place) =>
-    h(
-      'div',
-      {class: 'card'},
-      h('dt', {}, `${letter}: ${what} time ${per}`),
-      h(
-        'dd',
-        {},
-        known(whole[side]) ? duration(Math.round(whole[side])) : '—',
-        h(
-          'small',
-          {},
-          name(data.names[place]),
-          name(data.devices[place]),
-          [steps && plural(steps[place], 'step'), clock(data, side)].filter(Boolean).join(', '),
-        ),
-      ),
-    );
-  const ratio = known(whole.speedup) && data.same_program ? `${fixed(whole.speedup, 3)} ×` : '—';
-  return h(
-    'dl',
-    {class: 'cards'},
-    card('A', 'a_ns', 0),
-    card('B', 'b_ns', 1),
-    h(
-      'div',
-      {class: 'card'},
-      h('dt', {}, 'Speedup of B'),
-      h(
-        'dd',
-        {},
-        ratio,
-        h(
-          'small',
-          {},
-          known(whole.speedup_low)
-            ? `95% confidence interval: ${fixed(whole.speedup_low, 3)} to ${fixed(whole.speedup_high, 3)}`
-            : 'Above 1: B is faster.',
-        ),
-      ),
-    ),
-  );
-}
-
-// The rows that a comparison shows, by the value of "Show".
-const COMPARED = {
-  place: row => !row.explained,
-  all: () => true,
-  slower: row => row.difference_ns > 0,
-  faster: row => row.difference_ns < 0,
-  alone: row => known(row.only_in) && !row.fused,
-};
-
-function comparisonTable(data, one) {
-  const {by} = one,
-    rows = recordsOfChanges(data.tables[by]),
-    names = shortNames(data.kernels),
-    needle = one.search.trim().toLowerCase();
-  const label_ = row =>
-    ({
-      layer: () => row.group_label ?? row.label,
-      module: () => row.module,
-      phase: () => row.phase,
-      class: () => row.class,
-      kernel: () => row.name,
-    })[by]();
-  const found = rows.filter(
+function comparisonTable(data, filters) {
+  const {by, only, phase, search} = filters,
+    rows = records(data.tables[by]).map(row => ({...row, members: []})),
+    [, label] = SUBJECTS[by],
+    [, isShown] = SHOWN[CHANGES.indexOf(only)],
+    needle = search.trim().toLowerCase();
+  const matches = rows.filter(
     row =>
-      COMPARED[one.only](row) &&
-      (!one.phase || !('phase' in row) || row.phase === one.phase) &&
-      `${label_(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
+      isShown(row) &&
+      (!phase || !('phase' in row) || row.phase === phase) &&
+      `${label(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
   );
-  const shown = by === 'layer' ? foldedChanges(found) : found;
-  const unit = unitFor(rows.flatMap(row => [row.a_ns, row.b_ns])),
+  const shown = by === 'layer' ? foldedChanges(matches) : matches,
+    inside = shown.some(row => row.members.length) ? row => row.members : undefined,
+    explained = rows.filter(row => row.explained).length,
+    left = only === CHANGES[0] && explained > 0,
+    out = left ? `. Left out: ${plural(explained, 'layer')} whose change other rows explain.` : '',
+    status = `${plural(matches.length, 'row')} of ${count(rows.length)}, largest slowdown first${out}`;
+  const columns = comparisonColumns(data, by, rows, shown);
+  return [
+    h('p.status', {role: 'status'}, status),
+    sortTable(`Comparison by ${by}`, columns, shown, {shown: by === 'layer' ? LISTED : undefined, inside}),
+  ];
+}
+
+function comparisonColumns(data, by, rows, shown) {
+  const names = shortNames(data.kernels),
+    unit = unitFor(rows.flatMap(row => [row.a_ns, row.b_ns])),
     longest = Math.max(1, ...[...rows, ...shown].map(row => Math.abs(row.difference_ns)));
   const timed = key => ({title: `${titleOf('compared', key)} ${unit.name}`, show: value => inUnit(unit, value)});
   const numbers = columnsOf('compared', rows, {
@@ -175,14 +99,13 @@ function comparisonTable(data, one) {
     difference_ns: {...timed('difference_ns'), class: 'signed'},
     speedup: {
       value: row => row.speedup ?? row.only_in,
-      show: (_, row) =>
-        row.only_in ? `only ${row.only_in.toUpperCase()}` : known(row.speedup) ? fixed(row.speedup, 3) : '',
+      show: (_, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : ratio(row.speedup)),
     },
     uncertainty: {
       title: '95% CI',
       help: '95% confidence interval of the speedup',
       value: row => row.speedup_low,
-      show: (value, row) => (known(value) ? `${fixed(value, 3)} to ${fixed(row.speedup_high, 3)}` : ''),
+      show: (value, row) => (known(value) ? `${ratio(value)} to ${ratio(row.speedup_high)}` : ''),
     },
     kernels_gone: by === 'layer' && {
       class: 'changes',
@@ -190,79 +113,44 @@ function comparisonTable(data, one) {
       show: (_, row) => changes(row, names),
     },
   });
-  const bar = numbers.findIndex(column => column.name === 'difference_ns') + 1;
-  const columns = [
-    {
-      title: by[0].toUpperCase() + by.slice(1),
-      text: true,
-      value: label_,
-      show: (value, row) => [
-        by === 'layer' ? pathName(value) : by === 'kernel' ? kernelName(names, value) : name(value),
-        ' ',
-        by === 'layer' && [name(row.remark, 'module'), foldSize(row), ' ', name(largestChange(row), 'module largest')],
-      ],
-    },
-    ...numbers.slice(0, bar),
-    {
+  const first = {title: by[0].toUpperCase() + by.slice(1), text: true, value: SUBJECTS[by][1]},
+    named = by === 'kernel' ? text => kernelName(names, text) : name,
+    show = by === 'layer' ? layerCell : text => [named(text), ' '],
+    bars = {
       title: 'Faster | slower',
       class: 'bars minor',
       value: row => row.difference_ns,
       show: value => difference(value, longest),
     },
-    ...numbers.slice(bar),
-  ];
-  return [
-    h(
-      'p',
-      {class: 'status', role: 'status'},
-      `${plural(found.length, 'row')} of ${count(rows.length)}, largest slowdown first${leftOut(one, rows)}`,
-    ),
-    sortTable(`Comparison by ${by}`, columns, shown, {
-      shown: by === 'layer' ? LISTED : SHOWN,
-      inside: shown.some(row => row.members.length) ? row => row.members : undefined,
-    }),
-  ];
+    at = numbers.findIndex(column => column.name === 'difference_ns') + 1;
+  return [{...first, show}, ...numbers.slice(0, at), bars, ...numbers.slice(at)];
 }
 
-/** @returns {any[]} */
-function recordsOfChanges(table) {
-  return records(table).map(row => ({...row, members: []}));
+function layerCell(text, row) {
+  const largest = name(largestChange(row), 'module largest');
+  return [pathName(text), ' ', name(row.remark, 'module'), foldSize(row), ' ', largest];
 }
 
 // Rows with those of repeated layers as one for each phase, at the place of the first: their sums.
 function foldedChanges(rows) {
-  const folds = new Map(),
-    keyOf_ = row => JSON.stringify([row.group, row.remark, row.phase]);
-  for (const row of rows) if (row.group) folds.set(keyOf_(row), [...(folds.get(keyOf_(row)) ?? []), row]);
-  const shown = new Set(
-    rows.map(row => {
-      const members = folds.get(keyOf_(row)) ?? [];
-      if (members.length < 2) return row;
-      members.fold ??= foldOfChanges(members);
-      return members.fold;
-    }),
-  );
-  return sorted([...shown], row => row.difference_ns, true);
+  const folds = grouped(rows, row => (row.group ? JSON.stringify([row.group, row.remark, row.phase]) : row));
+  const shown = [...folds.values()].map(members => (members.length < 2 ? members[0] : foldOfChanges(members)));
+  return sorted(shown, row => row.difference_ns, true);
 }
 
 function foldOfChanges(members) {
   const sum = key => sumKnown(members.map(row => row[key])),
-    [a_ns, b_ns] = [sum('a_ns'), sum('b_ns')],
-    only = members[0].only_in;
-  const own = Object.fromEntries(Object.keys(members[0]).map(key => [key, null]));
+    union = key => [...new Set(members.flatMap(row => row[key]))],
+    [first] = members,
+    [a_ns, b_ns] = [sum('a_ns'), sum('b_ns')];
   return {
-    ...own,
-    ...Object.fromEntries(['group', 'remark', 'phase'].map(key => [key, members[0][key]])),
-    group_label: members[0].group,
-    members,
-    a_ns,
-    b_ns,
+    ...{group: first.group, remark: first.remark, phase: first.phase, group_label: first.group, members, a_ns, b_ns},
     difference_ns: sum('difference_ns'),
     speedup: a_ns && b_ns ? a_ns / b_ns : null,
     share: sum('share'),
-    only_in: members.every(row => row.only_in === only) ? only : null,
-    kernels_gone: [...new Set(members.flatMap(row => row.kernels_gone))],
-    kernels_new: [...new Set(members.flatMap(row => row.kernels_new))],
+    only_in: members.every(row => row.only_in === first.only_in) ? first.only_in : null,
+    kernels_gone: union('kernels_gone'),
+    kernels_new: union('kernels_new'),
   };
 }
 
@@ -271,31 +159,20 @@ function largestChange({members}) {
   if (!members.length) return '';
   const [first] = sorted(members, row => Math.abs(row.difference_ns), true),
     sign = first.difference_ns > 0 ? '+' : '−';
-  return `most: ${first.label} ${sign}${duration(Math.round(Math.abs(first.difference_ns)))}`;
-}
-
-// Says that layers are left out whose change other rows explain.
-function leftOut(one, rows) {
-  const explained = rows.filter(row => row.explained).length;
-  return one.only === 'place' && explained
-    ? `. Left out: ${plural(explained, 'layer')} whose change other rows explain.`
-    : '';
+  return `most: ${first.label} ${sign}${instant(Math.abs(first.difference_ns))}`;
 }
 
 // A bar to the right if B is slower, to the left if B is faster.
 function difference(ns, longest) {
-  const side = ns > 0 ? 'slower' : 'faster',
-    bar = withWidth(h('span', {class: side}), (50 * Math.abs(ns)) / longest);
-  return h('div', {class: `bar both ${side}`, 'aria-hidden': 'true'}, ns ? bar : null);
+  const side = ns > 0 ? 'slower' : 'faster';
+  return bar([[side, Math.abs(ns)]], 2 * longest, `bar both ${side}`);
 }
 
-function changes(row, names) {
-  const named = (sign, texts) =>
-    texts.slice(0, 2).map(one => h('div', {class: 'change'}, `${sign} `, kernelName(names, one)));
-  const more = Math.max(0, row.kernels_gone.length - 2) + Math.max(0, row.kernels_new.length - 2);
-  return [
-    named('−', row.kernels_gone),
-    named('+', row.kernels_new),
-    more > 0 && h('div', {class: 'hint'}, `${more} more`),
-  ];
+function changes({kernels_gone, kernels_new}, names) {
+  const lists = Object.entries({'−': kernels_gone, '+': kernels_new});
+  const lines = lists.flatMap(([sign, kernels]) =>
+    kernels.slice(0, 2).map(kernel => h('div.change', `${sign} `, kernelName(names, kernel))),
+  );
+  const more = lists.reduce((sum, [, kernels]) => sum + Math.max(0, kernels.length - 2), 0);
+  return [lines, more > 0 && h('div.hint', `${more} more`)];
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import polars as pl
@@ -29,12 +30,14 @@ from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
+from annot.report.page import texts
 from annot.report.report import Report
 from annot.report.tables import as_data
+from annot.report.terminal.table import NO_BOUND
 from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
 
-__all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
+__all__ = ["EVENTS", "advice_data", "comparison_data", "ranks_data", "report_data", "run_data"]
 
 EVENTS: Final = 100_000
 """Maximum number of events in all timelines of a page."""
@@ -89,11 +92,9 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     comparison = comparisons[by]
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
-        "kind": "compare", "names": list(names), "by": by, "time": comparison.time, "steps": comparison.steps,
-        "whole": comparison.whole, "step_time": comparison.step_time,
-        "devices": list(comparison.devices), "same_program": comparison.comparability.same_program,
-        "reasons": [reason.text for reason in comparison.comparability.reasons],
-        "notes": list(comparison.comparability.notes),
+        "kind": "compare", "names": list(names), "by": by, "cards": texts.comparison_cards(comparison, names),
+        "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
+        "notes": [*map(texts.sentence, comparison.comparability.notes)],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
@@ -134,9 +135,13 @@ def run_data(
     rows = _rows(shown, layers.rows.drop("group"), steps)
     tell(_MAKING, 1, _VIEWS, "views")
     made = _views(attribution, shown, rows, steps, events)
-    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
+    made["verdict"], made["advice"], without_warmup = made.pop("findings")
     lines, meta, peaks = _lines(rows), layers.meta, default_peaks(attribution)
     units = matrix_units(attribution.meta)
+    made["advice"] = advice_data(made["advice"], lines)
+    made["texts"] = _texts(made, meta, source, peaks, units, without_warmup=without_warmup)
+    made["parts"] = _parts(made["summary"], lines, steps)
+    made["summary"] = _columns(made["summary"])
     folded = _roofline_folds(rows, lines, peaks)
     charts = _charts(made["steps"], rows, lines, folded, peaks)
     made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
@@ -144,10 +149,10 @@ def run_data(
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
         "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
-        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
+        "time": "gpu_ns" if _has_device(meta) else "host_ns",
         "rows": _columns(_name_precisions(rows, units)), **lines, "charts": charts,
         "roofline_folds": _columns(_name_precisions(folded, units)),
-        "shares": part_names(attribution), "peaks": _peaks_in_words(peaks, units), **made,
+        "shares": part_names(attribution), **made,
     }  # fmt: skip
 
 
@@ -157,7 +162,7 @@ def _views(attribution: Attribution, shown: Attribution, rows: pl.DataFrame, ste
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "findings": lambda: _findings(attribution),
-        "summary": lambda: _columns(by_summary(attribution)),
+        "summary": lambda: by_summary(attribution),
         "timeline": lambda: timeline(attribution, events),
         "layer_steps": lambda: _layer_steps(attribution, shown, rows),
         "names": lambda: _names(shown, rows, steps),
@@ -179,14 +184,88 @@ def _name_precisions(rows: pl.DataFrame, units: str) -> pl.DataFrame:
     return rows.with_columns(pl.col("precision").replace(words))
 
 
-def _peaks_in_words(peaks: Peaks, units: str) -> dict[str, Any]:
-    return peaks.as_meta() | {"flops": {precision_words(name, units): rate for name, rate in peaks.flops.items()}}
+def _has_device(meta: dict[str, Any]) -> bool:
+    return bool(meta["kernels"] or meta["copies"])
 
 
-def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:
+def _texts(
+    made: dict[str, Any], meta: dict[str, Any], source: str, peaks: Peaks, units: str, *, without_warmup: bool
+) -> dict[str, Any]:
+    """The sentences of the page by what they are about; `made` has the results of `_views` as tables."""
+    summary, device = made["summary"], _has_device(meta)
+    return {
+        "machine": texts.software(summary, meta),
+        "about": texts.facts_of_profile(summary, meta, source),
+        "totals": texts.totals_of_run(summary, meta, units, device=device),
+        "whole": texts.whole_text(summary, meta, device=device, without_warmup=without_warmup),
+        "breakdown": texts.breakdown_text(summary, meta, device=device),
+        "peaks": texts.peaks_text(peaks, units),
+        "steps": texts.steps_text(made["steps"].height, meta),
+        "timeline": texts.timeline_text(made["timeline"]),
+    }
+
+
+def _findings(attribution: Attribution) -> tuple[str, pl.DataFrame, bool]:
     """The verdict, the advice, and whether the time of the run lacks warm-up, which need the same quantities."""
     facts = Facts(attribution, folds_of(attribution))
-    return verdict(facts), _columns(by_advice(attribution, facts)), facts.parts.without_warmup
+    return verdict(facts), by_advice(attribution, facts), facts.parts.without_warmup
+
+
+def advice_data(advice: pl.DataFrame, lines: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the advice of the page: a saving without a bound is null, and ``where`` has the layers that it concerns.
+
+    Layers are places of lines; several of the same outermost fold are the place of the fold. Other names stay names.
+
+    Args:
+        advice: the result of `annot.analyze.advice.by_advice`.
+        lines: ``lines``, ``folds`` and ``top`` of `run_data`.
+    """
+    places = {line["title"]: place for place, line in reversed([*enumerate(lines["lines"])]) if "other" not in line}
+    folds = _outermost_folds(lines)
+    where = []
+    for layers in advice["layers"]:
+        groups: dict[int | str, list[int | str]] = {}
+        for layer in layers:
+            place = places.get(layer, layer)
+            groups.setdefault(folds.get(place, place), []).append(place)
+        where.append([fold if len(members) > 1 else members[0] for fold, members in groups.items()])
+    saves = pl.when(pl.col("saves") < NO_BOUND).then("saves")
+    return _columns(advice.with_columns(saves)) | {"where": where}
+
+
+def _parts(summary: pl.DataFrame, lines: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
+    """The longest layers of each part of the step, per step, with their places; rows of several layers come last.
+
+    Rows name a layer by its title and class, an optimizer by its class.
+    """
+    by_title: dict[str, int] = {}
+    by_class: dict[tuple[str, str], int] = {}
+    for place, line in enumerate((*lines["lines"], *lines["folds"])):
+        by_title.setdefault(f"{line['title']} {line['module']}".strip(), place)
+        for name in (line["module"], f"{line['layer']} {line['module']}"):
+            for phase in line.get("rows", ()):
+                by_class.setdefault((phase, name), place)
+    several = pl.col("count").is_not_null()
+    rows = summary.filter(section="parts").sort(several, pl.when(~several).then(-pl.col("ns")), maintain_order=True)
+    names = [re.sub(r" ×[\d,]+$", "", text) for text in rows["text"]]
+    return [
+        {
+            "part": row["item"], "text": row["text"], "ns": row["ns"] / steps, "share": row["share"],
+            "place": by_title.get(name, by_class.get((row["item"], name))),
+        }
+        for row, name in zip(rows.iter_rows(named=True), names, strict=True)
+    ]  # fmt: skip
+
+
+def _outermost_folds(lines: Mapping[str, Any]) -> dict[int | str, int]:
+    """Map the members of each fold in the folded table to the place of the fold."""
+    first, pending, folds = len(lines["lines"]), [*lines["top"]], dict[int | str, int]()
+    while pending:
+        place = pending.pop()
+        fold = lines["folds"][place - first] if place >= first else None
+        folds.update(dict.fromkeys(fold["members"], place) if fold else {})
+        pending += (fold or lines["lines"][place]).get("inside", [])
+    return folds
 
 
 def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
@@ -202,23 +281,41 @@ def _rows(attribution: Attribution, details: pl.DataFrame, steps: int) -> pl.Dat
     return lines.join(others, on=["layer", "module", "own"], how="left", maintain_order="left")
 
 
-_Lines: TypeAlias = dict[str, list[dict[str, Any]]]
+_Lines: TypeAlias = dict[str, list[Any]]
 
 
 def _lines(rows: pl.DataFrame) -> _Lines:
-    """The lines of the layer table, with the row index of each phase, and the folds of repeated layers."""
+    """The lines of the layer table with the row index of each phase, the folds, and the places of the outermost."""
     index = {key: number for number, key in enumerate(rows.select("line", "phase").iter_rows())}
     layers, others = layer_lines(rows), other_lines(rows)
-    lines = [
-        {
-            "label": line.label, "module": line.module, "depth": line.depth,
-            "layer": next(iter(line.phases.values()))["layer"], "title": row_label(next(iter(line.phases.values())))[0],
-            "rows": {phase: index[line.number, phase] for phase in line.phases}, "other": other,
-        }
-        for other, some in ((False, layers), (True, others))
-        for line in some
-    ]  # fmt: skip
-    return {"lines": lines, "folds": _folds(layers, len(lines))}
+    lines, above = list[dict[str, Any]](), list[int]()
+    for place, line in enumerate((*layers, *others)):
+        above[line.depth :] = [place]
+        first = next(iter(line.phases.values()))
+        lines.append({
+            "label": line.label, "module": line.module, "layer": first["layer"], "title": row_label(first)[0],
+            "rows": {phase: index[line.number, phase] for phase in line.phases},
+            "parent": above[-2] if line.depth else -1, **({"other": True} if place >= len(layers) else {}),
+        })  # fmt: skip
+    folds = _folds(layers, len(lines))
+    inside = _inside(lines, folds)
+    for place, line_or_fold in enumerate((*lines, *folds)):
+        line_or_fold |= {"inside": inside[place]} if place in inside else {}
+    return {"lines": lines, "folds": folds, "top": inside.get(-1, [])}
+
+
+def _inside(lines: list[dict[str, Any]], folds: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Map each line and fold (-1: none) to the places directly inside: folds instead of their members."""
+    fold_of = {
+        (fold["parent"], member): len(lines) + number for number, fold in enumerate(folds) for member in fold["members"]
+    }
+    inside: dict[int, dict[int, None]] = {}
+    for place, line in enumerate(lines):
+        parent = line["parent"]
+        inside.setdefault(parent, {})[fold_of.get((parent, place), place)] = None
+    for place, fold in enumerate(folds, len(lines)):
+        inside.setdefault(fold["parent"], {})[place] = None
+    return {place: [*places] for place, places in inside.items()}
 
 
 def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
@@ -281,7 +378,7 @@ def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
     every = attribution.names["name"].unique().cast(pl.String).drop_nulls()
     shorts = [*map(short_names([*names, *every]).get, names)]
-    return {"texts": names, "shorts": shorts, "total": table.height, **_columns(kept)}
+    return {"texts": names, "shorts": shorts, "total": table.height, "rows": _columns(kept)}
 
 
 def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:

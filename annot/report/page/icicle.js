@@ -1,26 +1,38 @@
 // The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
 // It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
-const BOX = 28, // height of a box in pixels
-  TEXT_ROOM = 23, // width of the narrowest box with a text in pixels
-  TEXT_HALF = 7, // half the height of its text
-  NARROWEST = 1; // in pixels; narrower neighbors share a gray box
+import {address, remember} from './address.js';
+import {colorKey, emptyView, filterForm, pairs, panel} from './blocks.js';
+import {actOnKey, announce, h, name, placeTip, printable, put, svg} from './dom.js';
+import {captioned, textWidth} from './drawing.js';
+import {layerCell, layerHref, perStep} from './elements.js';
+import {deviceOf, fullName, INKS, measured} from './model.js';
+import {foldedInside, isFold, lineAt, matchesAndAround, membersOf, pathTo, placesInside} from './places.js';
+import {exportable} from './save.js';
+import {LISTED, longest, sortTable} from './table.js';
+import {layerFilters} from './tree.js';
+import {count, duration, instant, known, plural, share, timeAndShare} from './units.js';
 
-function icicleView(run, state, root) {
+const BOX = 28; // height of a box in pixels
+const TEXT_ROOM = 23; // width of the narrowest box with a text in pixels
+const TEXT_HALF = 7; // half the height of its text
+const NARROWEST = 1; // in pixels; narrower neighbors share a gray box
+const EXPLANATION = 'Width: inclusive time. Height of a color: its share of the box.';
+
+export function icicleView(run, state, root) {
   if (!lineAt(run, root)) [root, address.argument] = [-1, ''];
-  const view = {run, state, root, at: root, width: 0};
-  const picture = svg('svg', {
-    role: 'tree',
-    'aria-label': 'Layers by time',
-    'aria-describedby': 'icicle-keys',
-  });
-  const tip = h('div', {class: 'tip', hidden: true}),
-    holder = h('div', {class: 'icicle'}, picture, tip);
-  Object.assign(view, {picture, tip, holder});
-  view.status = h('p', {class: 'status', role: 'status'});
-  view.crumbs = h('nav', {class: 'crumbs', 'aria-label': 'Zoom'});
-  view.legend = h('p', {class: 'legend'});
-  view.detail = h('div', {class: 'detail'});
-  view.most = h('div');
+  if (!run.lines.length) return emptyView('Icicle', 'No layers were recorded. Use emit_ranges(model).');
+  const tree = {role: 'tree', 'aria-label': 'Layers by time', 'aria-describedby': 'icicle-keys'},
+    picture = svg('svg', tree),
+    tip = h('div.tip', {hidden: true}),
+    holder = h('div.icicle', picture, tip);
+  const view = {
+    ...{run, state, root, at: root, width: 0, picture, tip, holder},
+    status: h('p.status', {role: 'status'}),
+    crumbs: h('nav.crumbs', {'aria-label': 'Zoom'}),
+    legend: h('p.legend'),
+    detail: h('div.detail'),
+    most: h('div'),
+  };
   listenIcicle(view);
   new ResizeObserver(([{contentRect}]) => {
     if (Math.floor(contentRect.width) === view.width) return;
@@ -33,68 +45,49 @@ function icicleView(run, state, root) {
     remember();
   };
   measureIcicle(view);
-  if (!run.lines.length) return [h('h1', {}, 'Icicle'), emptyText('No layers were recorded. Use emit_ranges(model).')];
+  const keys =
+    'Click or Enter: zoom. Escape or Backspace: zoom out. Arrow keys: move. O: open the layer. /: search. ' +
+    'The layers view shows the layers as a table.';
   return [
-    h('h1', {}, 'Icicle'),
+    h('h1', 'Icicle'),
     perStep(run),
-    h(
-      'form',
-      {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
-      treeFilters(run, state, draw),
-    ),
+    filterForm(layerFilters(run, state, draw)),
     view.status,
     view.crumbs,
     view.legend,
     exportable(() => icicleFile(view), 'Icicle', holder),
-    h(
-      'p',
-      {class: 'hint', id: 'icicle-keys'},
-      'Click or Enter: zoom. Escape or Backspace: zoom out. Arrow keys: move. O: open the layer. /: search. ' +
-        'The layers view shows the layers as a table.',
-    ),
+    h('p.hint', {id: 'icicle-keys'}, keys),
     view.detail,
     view.most,
   ];
 }
 
-// The parts of each line by phase, as in the layers view. The outermost lines add up to the whole.
+// The times of each place under the filters, as in the layers view; a fold matches if one of its layers does.
 function measureIcicle(view) {
   const {run, state} = view,
     {filters} = state,
-    {numbers, time, whole, own: self, parts} = withFolds(run, measured(run, filters), filters),
+    {numbers, whole, time, parts} = measured(run, filters),
     searched = Boolean(filters.search.trim() || filters.module),
-    sum = one => sumParts(one) ?? 0;
-  const own = self.map(sum),
-    hits = numbers.map(one => searched && one.matches),
-    within = hits.slice(0, parts.length);
-  for (let place = parts.length - 1; place >= 0; place--) {
-    const {parent} = run.lines[place];
-    if (parent >= 0) within[parent] ||= within[place];
-  }
-  for (const {place, members} of run.folds) {
-    parts[place] = Object.fromEntries(INKS.map(phase => [phase, sumKnown(members.map(one => parts[one][phase]))]));
-    own[place] = members.reduce((total, one) => total + own[one], 0);
-    within[place] = members.some(one => within[one]);
-    hits[place] ||= members.some(one => hits[one]);
-  }
-  const wide = parts.map(sum);
-  Object.assign(view, {numbers, time, searched, parts, own, wide, hits, within, whole});
+    hits = numbers.map(({matches}) => searched && matches);
+  for (const {place, members} of run.folds) hits[place] ||= members.some(member => hits[member]);
+  const own = numbers.map(({self}) => self ?? 0),
+    wide = numbers.map(({total}) => total ?? 0);
+  Object.assign(view, {numbers, whole, time, parts, searched, own, wide, hits, within: matchesAndAround(run, numbers)});
   view.status.textContent = icicleStatus(view);
 }
 
 // What the picture shows, and the sum of the layers that match: layers inside of others that match count once.
-function icicleStatus(view) {
-  const {run, own, hits, whole} = view,
-    what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
-  if (!view.searched) return `${what} time, ${duration(whole)}, ${plural(run.lines.length, 'line')}.`;
+function icicleStatus({run, own, hits, whole, time, searched}) {
+  const what = deviceOf(time);
+  if (!searched) return `${what} time, ${duration(whole)}, ${plural(run.lines.length, 'line')}.`;
   const covered = [];
   let ns = 0;
   for (const {place, parent} of run.lines) {
     covered[place] = hits[place] || Boolean(covered[parent]);
     if (covered[place]) ns += own[place];
   }
-  const found = hits.slice(0, run.lines.length).filter(Boolean).length;
-  return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what === 'Host' ? 'host' : what} time.`;
+  const matches = plural(run.lines.filter(({place}) => hits[place]).length, 'line matches', 'lines match');
+  return `${matches}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what === 'Host' ? 'host' : what} time.`;
 }
 
 // The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbors,
@@ -118,7 +111,7 @@ function icicleBoxes({run, wide, own, within, whole, root, width}) {
         if (!few) boxes.push((few = {few: 0, level, x, wide: 0}));
         few.few++;
         few.wide += size;
-        few.hit ||= within[place];
+        few.hit ||= within.has(place);
       }
       x += size;
     }
@@ -141,10 +134,11 @@ function drawIcicle(view) {
   const height = BOX * (1 + Math.max(...view.boxes.map(box => box.level)));
   if (!view.boxes.some(box => box.place === view.at)) view.at = view.root;
   view.elements = new Map();
-  view.cursor = svg('rect', {class: 'cursor', rx: 2, height: BOX - 3, visibility: 'hidden'});
-  const texts = svg('g', {'aria-hidden': 'true'}, view.boxes.map(box => boxText(view, box)));
-  view.picture.replaceChildren(hatches(), ...view.boxes.map(box => drawBox(view, box)), texts, view.cursor);
-  put(view.picture, {viewBox: `0 0 ${view.width} ${height}`, 'data-boxes': view.elements.size}, []);
+  view.cursor = svg('rect.cursor', {rx: 2, height: BOX - 3, visibility: 'hidden'});
+  const texts = view.boxes.map(box => boxText(view, box)),
+    boxes = view.boxes.map(box => drawBox(view, box));
+  view.picture.replaceChildren(hatches(), ...boxes, svg('g', {'aria-hidden': 'true'}, texts), view.cursor);
+  put(view.picture, {viewBox: `0 0 ${view.width} ${height}`, 'data-boxes': view.elements.size});
   view.tip.hidden = true;
   view.crumbs.replaceChildren(...icicleCrumbs(view));
   view.legend.replaceChildren(...icicleLegend(view));
@@ -154,26 +148,22 @@ function drawIcicle(view) {
 
 // The layers below the one in the whole width that have the most time of their own.
 function mostSelf(view) {
-  const {run, own, wide, root} = view,
-    best = sorted(foldedInside(run, root).filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
-    where = root < 0 ? '' : ` in ${title(lineAt(run, root))}`;
+  const {run, own, wide, whole, root} = view,
+    self = place => own[place],
+    best = longest(foldedInside(run, root), self),
+    where = root < 0 ? '' : ` in ${lineAt(run, root).title}`;
   const columns = [
-    {
-      title: 'Layer',
-      text: true,
-      value: place => title(lineAt(run, place)),
-      show: (_, place) => layerCell(run, place),
-    },
-    {title: 'Self', value: place => own[place], show: duration},
-    {title: 'Share', value: place => own[place], show: value => share(value, view.whole)},
+    {title: 'Layer', text: true, value: place => lineAt(run, place).title, show: (_, place) => layerCell(run, place)},
+    {title: 'Self', value: self, show: duration},
+    {title: 'Share', value: self, show: value => share(value, whole)},
     {title: 'Total', class: 'minor', value: place => wide[place], show: duration},
   ];
   return panel(`Most self time${where}`, sortTable('Layers by self time', columns, best));
 }
 
 function hatches() {
-  const line = svg('path', {d: 'M0,6L6,0', class: 'hatch'});
-  return svg('defs', {}, svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse'}, line));
+  const line = svg('path.hatch', {d: 'M0,6L6,0'});
+  return svg('defs', svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse'}, line));
 }
 
 function drawBox(view, box) {
@@ -181,28 +171,21 @@ function drawBox(view, box) {
     y = level * BOX,
     wide = Math.max(box.wide - (box.wide > 4 ? 1 : 0), 0.5);
   const rect = (className, top, high) => svg('rect', {class: className, x, y: y + top, width: wide, height: high});
-  const full = BOX - 1;
+  const look = {class: boxClass(view, box)};
   if (place === undefined)
-    return svg('g', {class: boxClass(view, box), 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, full));
-  const element = svg(
-    'g',
-    {
-      class: boxClass(view, box),
-      id: `box${place}`,
-      role: 'treeitem',
-      tabindex: place === view.at ? '0' : '-1',
-      'data-place': place,
-      'aria-level': level + 1,
-      'aria-selected': String(place === view.root),
-      'aria-label': [
-        boxLabels(view, box)[0],
-        ...factsOf(view, place)
-          .filter(([term]) => !['Layer', 'Total', 'Share'].includes(term))
-          .map(([term, value]) => `${term} ${value}`),
-      ].join(', '),
-    },
-    boxFill(view, box, rect, full),
-  );
+    return svg('g', {...look, 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, BOX - 1));
+  const facts = factsOf(view, place).filter(([term]) => !['Layer', 'Total', 'Share'].includes(term));
+  const attributes = {
+    ...look,
+    id: `box${place}`,
+    role: 'treeitem',
+    tabindex: place === view.at ? '0' : '-1',
+    'data-place': place,
+    'aria-level': level + 1,
+    'aria-selected': String(place === view.root),
+    'aria-label': [boxLabels(view, box)[0], ...facts.map(fact => fact.join(' '))].join(', '),
+  };
+  const element = svg('g', attributes, boxFill(view, box, rect));
   view.elements.set(place, {element, box});
   return element;
 }
@@ -213,36 +196,37 @@ function boxClass({searched, hits}, {place, above, self, few, hit}) {
   return `${few ? 'few' : place < 0 ? 'box all' : 'box'}${above ? ' above' : ''}${found}`;
 }
 
-// The phases of a box from top to bottom: the area of a color is the time of the phase.
-function boxFill(view, {place, wide}, rect, full) {
-  if (place < 0) return rect('fill-self', 0, full);
-  let top = 0;
-  return partsOf(view, place).flatMap(([phase, ns]) => {
-    const high = (full * ns) / view.wide[place],
-      from = top;
-    top += high;
-    const drawn = [rect(`fill ${phase}`, from, high)];
-    if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
-    const text = wide - TEXT_ROOM > 0 && Math.abs(from - BOX / 2) < TEXT_HALF;
-    if (from && !text) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart; not through a text
-    return drawn;
+// The phases of a box from top to bottom, with their place: the area of a color is the time of the phase.
+function stacked(view, place) {
+  let end = 0;
+  return phasesOf(view, place).map(([phase, ns]) => {
+    const begin = end;
+    end += ((BOX - 1) * ns) / view.wide[place];
+    return {phase, begin, end};
+  });
+}
+
+function boxFill(view, {place, wide}, rect) {
+  if (place < 0) return rect('fill-self', 0, BOX - 1);
+  return stacked(view, place).map(({phase, begin, end}) => {
+    const text = wide - TEXT_ROOM > 0 && Math.abs(begin - BOX / 2) < TEXT_HALF;
+    return [
+      rect(`fill ${phase}`, begin, end - begin),
+      phase === 'backward' && wide > 4 && rect('hatched', begin, end - begin),
+      begin > 0 && !text && rect('seam', begin - 0.5, 1), // tells phases apart; not through a text
+    ];
   });
 }
 
 // The phase behind the middle of the text of a box, and whether others are behind the text, too.
 function inkOfText(view, place) {
-  const from = BOX / 2 - TEXT_HALF,
-    whole = view.wide[place];
-  let top = 0;
-  const behind = partsOf(view, place).flatMap(([phase, ns]) => {
-    const [begin, end] = [top, (top += ((BOX - 1) * ns) / whole)];
-    return end > from && begin < from + 2 * TEXT_HALF ? [{phase, middle: begin <= BOX / 2 && end > BOX / 2}] : [];
-  });
-  const ink = (behind.find(one => one.middle) ?? behind[0]).phase;
-  return behind.length > 1 ? `${ink} halo` : ink;
+  const [from, to] = [BOX / 2 - TEXT_HALF, BOX / 2 + TEXT_HALF],
+    behind = stacked(view, place).filter(({begin, end}) => end > from && begin < to),
+    middle = behind.find(({begin, end}) => begin <= BOX / 2 && end > BOX / 2) ?? behind[0];
+  return `${middle?.phase ?? 'other'}${behind.length > 1 ? ' halo' : ''}`; // without time: other
 }
 
-function partsOf({parts}, place) {
+function phasesOf({parts}, place) {
   return INKS.map(phase => [phase, parts[place][phase]]).filter(([, ns]) => ns > 0);
 }
 
@@ -254,18 +238,15 @@ function boxLabels(view, {place, self, few}) {
   const line = lineAt(view.run, place),
     named = fullName(line),
     ns = view.wide[place];
-  return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, title(line), line.label];
+  return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, line.title, line.label];
 }
-
-const PEN = document.createElement('canvas').getContext('2d'); // measures texts
 
 // Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
 function boxText(view, box) {
   const texts = boxLabels(view, box),
     room = box.wide - TEXT_ROOM + 12;
   if (room < 12) return null;
-  PEN.font = '12px system-ui, sans-serif';
-  const long = text => PEN.measureText(text).width;
+  const long = text => textWidth(text, '12px system-ui, sans-serif');
   let text = texts.find(one => long(printable(one)) <= room);
   if (text === undefined) {
     const last = printable(texts.at(-1).slice(0, 200)),
@@ -280,7 +261,7 @@ function boxText(view, box) {
 // The name of a box and its numbers, as pairs of term and value.
 function factsOf(view, place) {
   const {run, numbers, own, whole, wide, root} = view;
-  if (place < 0) return [['Layer', 'All'], ['Total', duration(whole)]];
+  if (place < 0) return Object.entries({Layer: 'All', Total: duration(whole)});
   const line = lineAt(run, place),
     one = numbers[place],
     rows = membersOf(run, place).flatMap(member => Object.values(run.lines[member].rows)),
@@ -289,10 +270,10 @@ function factsOf(view, place) {
     ['Layer', fullName(line)],
     ['Total', duration(wide[place])],
     ['Self', duration(own[place])],
-    ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
+    ...phasesOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
     ['Share', share(wide[place], whole)],
     ['Share of the zoom', root >= 0 && root !== place ? share(wide[place], wide[root]) : ''],
-    ['Median', known(one.median) ? duration(Math.round(one.median)) : ''],
+    ['Median', instant(one.median)],
     ['Slowest', known(one.slowest) ? `${duration(one.slowest)} (${one.index})` : ''],
     ['Calls', count(one.calls)],
     ['Kernels', run.time === 'gpu_ns' ? count(one.kernels || null) : ''],
@@ -300,53 +281,35 @@ function factsOf(view, place) {
   ].filter(([, value]) => value);
 }
 
-function factLine(facts) {
-  return h(
-    'dl',
-    {class: 'pairs'},
-    facts.map(([term, value]) => h('div', {}, h('dt', {}, term), h('dd', {}, value))),
-  );
-}
-
 function describeBox(view, place) {
-  const [[, named], ...facts] = factsOf(view, place);
-  view.detail.replaceChildren(
-    h(
-      'p',
-      {class: 'heads'},
-      h('strong', {}, name(named)),
-      place >= 0 && h('a', {href: `#layer/${place}`}, 'Open the layer'),
-    ),
-    factLine(facts),
-  );
+  const [[, named], ...facts] = factsOf(view, place),
+    link = place >= 0 && h('a', {href: layerHref(place)}, 'Open the layer');
+  view.detail.replaceChildren(h('p.heads', h('strong', name(named)), link), pairs(facts));
 }
 
 function icicleCrumbs(view) {
+  const link = (place, text) => {
+    const onclick = event => {
+      event.preventDefault();
+      zoomTo(view, place);
+    };
+    const current = place === view.root ? 'true' : null,
+      href = place < 0 ? '#icicle' : `#icicle/${place}`;
+    return h('a', {href, 'aria-current': current, onclick}, name(text));
+  };
   const above = pathTo(view.run, view.root);
-  const link = (place, text) =>
-    h(
-      'a',
-      {
-        href: place < 0 ? '#icicle' : `#icicle/${place}`,
-        'aria-current': place === view.root ? 'true' : null,
-        onclick: event => {
-          event.preventDefault();
-          zoomTo(view, place);
-        },
-      },
-      name(text),
-    );
   return [link(-1, 'All'), ...above.flatMap(place => [' › ', link(place, lineAt(view.run, place).label)])];
 }
 
 function icicleLegend(view) {
-  const keys = icicleKeys(view).map(([look, text]) => h('span', {class: `key ${look}`}, text));
-  return [...keys, h('span', {class: 'hint'}, ICICLE_HINT)];
+  const keys = icicleKeys(view).map(([look, text]) => colorKey(look, text));
+  return [...keys, h('span.hint', EXPLANATION)];
 }
 
 // What the colors in view mean: the classes of each, and words.
 function icicleKeys(view) {
-  const seen = new Set(view.boxes.flatMap(box => (box.place >= 0 ? partsOf(view, box.place).map(([phase]) => phase) : [])));
+  const places = view.boxes.filter(({place}) => place >= 0),
+    seen = new Set(places.flatMap(({place}) => phasesOf(view, place).map(([phase]) => phase)));
   return [
     ...INKS.filter(phase => seen.has(phase)).map(phase => [phase === 'backward' ? 'backward hatch' : phase, phase]),
     ...(view.boxes.some(box => box.few) ? [['few', 'layers narrower than a pixel: zoom in']] : []),
@@ -358,21 +321,19 @@ function icicleKeys(view) {
 function icicleFile(view) {
   const picture = view.picture.cloneNode(true),
     height = view.picture.viewBox.baseVal.height,
-    at = view.root < 0 ? '' : ` of ${fullName(lineAt(view.run, view.root))}`,
-    what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
+    at = view.root < 0 ? '' : ` of ${fullName(lineAt(view.run, view.root))}`;
+  picture.querySelector('.cursor').remove();
   const swatch = (look, x, y) => [
     svg('rect', {class: `fill ${look.split(' ')[0]}`, x, y, width: 14, height: 14}),
     look.endsWith('hatch') && svg('rect', {class: 'hatched', x, y, width: 14, height: 14}),
   ];
-  return captioned(`${what} time by layer${at}`, icicleKeys(view), swatch, {
-    picture: [...picture.childNodes].filter(one => !(one instanceof Element && one.classList.contains('cursor'))),
+  return captioned(`${deviceOf(view.time)} time by layer${at}`, icicleKeys(view), swatch, {
+    picture: [...picture.childNodes],
     size: [view.width, height],
     look: 'icicle',
-    below: ICICLE_HINT,
+    below: EXPLANATION,
   });
 }
-
-const ICICLE_HINT = 'Width: inclusive time. Height of a color: its share of the box.';
 
 // Shows a line, at the top, in the whole width; -1: all lines.
 function zoomTo(view, place) {
@@ -382,33 +343,30 @@ function zoomTo(view, place) {
   remember(true);
   drawIcicle(view);
   view.elements.get(place)?.element.focus({preventScroll: true});
-  announce(`Zoom: ${place < 0 ? 'All' : title(lineAt(view.run, place))}`);
+  announce(`Zoom: ${place < 0 ? 'All' : lineAt(view.run, place).title}`);
 }
 
 function listenIcicle(view) {
-  const {picture, tip} = view,
-    placeOf = event => event.target.closest?.('[data-place]')?.dataset.place;
-  picture.addEventListener('click', event => {
-    const place = placeOf(event);
-    if (place !== undefined) zoomTo(view, Number(place));
+  const {picture, tip} = view;
+  const onBox = (act, elsewhere = () => {}) => {
+    return event => {
+      const place = event.target.closest?.('[data-place]')?.dataset.place;
+      if (place === undefined) elsewhere();
+      else act(Number(place), event);
+    };
+  };
+  const hide = () => (tip.hidden = true);
+  put(picture, {
+    onclick: onBox(place => zoomTo(view, place)),
+    onpointermove: onBox((place, event) => showTip(view, place, event.clientX, event.clientY), hide),
+    onpointerleave: hide,
+    onfocusin: onBox((place, event) => focusBox(view, place, event.target)),
+    onfocusout: () => {
+      hide();
+      view.cursor.setAttribute('visibility', 'hidden');
+    },
+    onkeydown: event => icicleKeyPressed(view, event),
   });
-  picture.addEventListener('pointermove', event => {
-    const place = placeOf(event);
-    if (place === undefined) tip.hidden = true;
-    else showTip(view, Number(place), event.clientX, event.clientY);
-  });
-  picture.addEventListener('pointerleave', () => {
-    tip.hidden = true;
-  });
-  picture.addEventListener('focusin', event => {
-    const place = placeOf(event);
-    if (place !== undefined) focusBox(view, Number(place), event.target);
-  });
-  picture.addEventListener('focusout', () => {
-    tip.hidden = true;
-    view.cursor.setAttribute('visibility', 'hidden');
-  });
-  picture.addEventListener('keydown', event => icicleKeyPressed(view, event));
 }
 
 function focusBox(view, place, target) {
@@ -419,7 +377,7 @@ function focusBox(view, place, target) {
   if (!target.matches(':focus-visible')) return;
   const {box} = view.elements.get(place),
     bounds = target.getBoundingClientRect();
-  put(view.cursor, {visibility: 'visible', x: box.x + 1, y: box.level * BOX + 1, width: Math.max(box.wide - 3, 2)}, []);
+  put(view.cursor, {visibility: 'visible', x: box.x + 1, y: box.level * BOX + 1, width: Math.max(box.wide - 3, 2)});
   showTip(view, place, bounds.left, bounds.bottom - 12);
 }
 
@@ -427,21 +385,20 @@ function showTip(view, place, x, y) {
   const {tip, holder} = view,
     bounds = holder.getBoundingClientRect(),
     [[, named], ...facts] = factsOf(view, place);
-  tip.replaceChildren(name(named), factLine(facts));
+  tip.replaceChildren(name(named), pairs(facts));
   tip.hidden = false;
-  tip.style.left = `${Math.max(0, Math.min(x - bounds.left + 12, bounds.width - tip.offsetWidth))}px`;
+  placeTip(tip, bounds, x);
   tip.style.top = `${y - bounds.top + 16}px`;
 }
 
 function icicleKeyPressed(view, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
   const boxes = view.boxes.filter(box => box.place !== undefined),
     at = boxes.findIndex(box => box.place === view.at),
     {level} = boxes[at],
     row = boxes.filter(box => box.level === level),
     column = row.indexOf(boxes[at]);
   const to = box => box && view.elements.get(box.place).element.focus();
-  const act = {
+  actOnKey(event, {
     ArrowDown: () => boxes[at + 1]?.level === level + 1 && to(boxes[at + 1]),
     ArrowUp: () => to(boxes.slice(0, at).findLast(box => box.level === level - 1)),
     ArrowLeft: () => to(row[column - 1]),
@@ -452,18 +409,15 @@ function icicleKeyPressed(view, event) {
     Escape: () => zoomOut(view),
     Backspace: () => zoomOut(view),
     o: () => {
-      if (view.at >= 0) location.hash = `#layer/${view.at}`;
+      if (view.at >= 0) location.hash = layerHref(view.at);
     },
-  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!act) return;
-  event.preventDefault();
-  act();
+  });
 }
 
 // Zooms out by one level, and keeps the box at which the reader was.
 function zoomOut(view) {
   if (view.root < 0) return;
   const from = view.root;
-  zoomTo(view, placeAround(view.run, from));
+  zoomTo(view, view.run.around[from]);
   view.elements.get(from)?.element.focus({preventScroll: true});
 }

@@ -1,301 +1,188 @@
-// One layer: times, work, counters, shapes, kernels, steps and advice.
-function layerView(run, state, place) {
-  if (run.folds[place - run.lines.length]) return foldView(run, place);
+// One layer: times, work, counters, shapes, kernels, steps and advice. `fold.js` shows repeated layers with the same parts.
+import {adviceList} from './advice.js';
+import {colorKey, bar, emptyText, emptyView, hint, list, panel, wholeNames} from './blocks.js';
+import {h, name} from './dom.js';
+import {stackedBars} from './drawing.js';
+import {crumbs, layerCell, perStep} from './elements.js';
+import {kernelName, kernelNames} from './kernel.js';
+import {inkOf, measured, partsOf, records, selfOf} from './model.js';
+import {lineAt, membersOf, placesInside, subtree} from './places.js';
+import {barColumn, COLUMNS, columnsOf, factTable, LISTED, shown, sortTable, titleOf} from './table.js';
+import {duration, inUnit, instant, known, share, unitFor} from './units.js';
+
+export function layerView(run, place) {
   const line = run.lines[place];
-  if (!line) return [h('h1', {}, 'Layer'), emptyText('This profile does not contain the layer.')];
+  if (!line) return emptyView('Layer', 'This profile does not contain the layer.');
+  const counters = valuesOf(run, line, COLUMNS.counters),
+    link = [' · ', h('a', {href: `#timeline?marked=${place}`}, 'Show in the timeline')],
+    timeline = run.timeline.text.length > 0 && link;
   return [
     crumbs(run, line),
-    h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
+    h('h1', name(line.title), ' ', name(line.module, 'module')),
     sourceOf(run, line),
     perStep(run),
     h(
-      'div',
-      {class: 'columns'},
-      panel('Times and work', factTable(run, line, 'Times and work', COLUMNS.facts)),
+      'div.columns',
+      panel('Times and work', layerFacts(run, line, 'Times and work', COLUMNS.facts)),
       h(
         'div',
-        {},
         panel('Share of the run', layerShare(run, line), shapesOf(run, line)),
         childrenOf(run, place),
         layerAdvice(run, line),
       ),
     ),
-    hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COLUMNS.counters)),
+    counters.length > 0 && panel('Hardware counters', layerFacts(run, line, 'Hardware counters', COLUMNS.counters)),
     kernelsOf(run, place),
     layerSteps(run, line),
-    h(
-      'p',
-      {},
-      h('a', {href: `#icicle/${place}`}, 'Show in the icicle'),
-      run.timeline.text.length > 0 && [' · ', h('a', {href: `#timeline?marked=${place}`}, 'Show in the timeline')],
-    ),
+    h('p', h('a', {href: `#icicle/${place}`}, 'Show in the icicle'), timeline),
   ];
 }
 
 // Where the class of a module is defined.
 function sourceOf(run, line) {
-  const source = Object.values(line.rows).map(row => run.rows.source?.[row]).find(Boolean);
-  return source && h('p', {class: 'hint'}, `${line.module} is defined in `, h('code', {}, source));
+  const source = Object.values(line.rows)
+    .map(row => run.rows.source?.[row])
+    .find(Boolean);
+  return source && hint(`${line.module} is defined in `, h('code', source));
 }
 
-function crumbs(run, line) {
-  const above = [];
-  for (let at = line.parent; at >= 0; at = lineAt(run, at).parent) above.unshift(at);
-  return h(
-    'nav',
-    {class: 'crumbs', 'aria-label': 'Parent layers'},
-    h('a', {href: '#layers'}, 'Layers'),
-    above.map(place => [' › ', h('a', {href: partLink(place)}, name(lineAt(run, place).label))]),
-  );
+// The columns of which a line has values in any phase.
+function valuesOf(run, line, columns) {
+  const rows = Object.values(line.rows);
+  return columns.filter(({name: key}) => run.rows[key] && rows.some(row => known(run.rows[key][row])));
 }
 
-function factTable(run, line, caption, facts) {
-  const rows = Object.entries(line.rows);
-  const present = facts.filter(
-    one =>
-      run.rows[one.name] &&
-      rows.some(([, row]) => known(run.rows[one.name][row]) && !['', 0].includes(run.rows[one.name][row])),
-  );
-  return h(
-    'div',
-    {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption},
-    h(
-      'table',
-      {class: 'facts', 'aria-label': caption},
-      h(
-        'thead',
-        {},
-        h(
-          'tr',
-          {},
-          h('td'),
-          rows.map(([phase]) => h('th', {scope: 'col', class: 'number'}, h('span', {class: `key ${phase}`}, phase))),
-        ),
-      ),
-      h(
-        'tbody',
-        {},
-        present.map(one =>
-          h(
-            'tr',
-            {},
-            h('th', {scope: 'row', class: 'text'}, one.full || one.title),
-            rows.map(([, row]) =>
-              h(
-                'td',
-                {class: 'number'},
-                known(run.rows[one.name][row]) ? SHOWS[one.unit](run.rows[one.name][row]) : '',
-              ),
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
-}
-
-function hasCounters(run, line) {
-  return COLUMNS.counters.some(({name: key}) => Object.values(line.rows).some(row => known(run.rows[key]?.[row])));
+function layerFacts(run, line, caption, columns) {
+  const rows = Object.values(line.rows),
+    used = ({name: key}) => rows.some(row => !['', 0, null, undefined].includes(run.rows[key][row]));
+  const heads = Object.keys(line.rows).map(phase => colorKey(phase));
+  const lines = valuesOf(run, line, columns)
+    .filter(used)
+    .map(column => [column.full || column.title, rows.map(row => shown(column, run.rows[column.name][row]))]);
+  return factTable(caption, heads, lines);
 }
 
 function layerShare(run, line) {
   const whole = run.meta[run.time];
-  return h(
-    'ul',
-    {class: 'shares'},
-    Object.entries(line.rows).map(([phase, row]) => {
-      const ns = run.rows[run.time][row];
-      return (
-        known(ns) &&
-        h(
-          'li',
-          {},
-          h('span', {class: 'what'}, phase),
-          h(
-            'span',
-            {class: 'bar', 'aria-hidden': 'true'},
-            withWidth(h('span', {class: inkOf(phase)}), (100 * ns) / (whole || 1)),
-          ),
-          h('span', {class: 'value'}, `${duration(ns)}, ${share(ns, whole)}`),
-        )
-      );
-    }),
-  );
+  const shares = Object.entries(line.rows).flatMap(([phase, row]) => {
+    const ns = run.rows[run.time][row];
+    if (!known(ns)) return [];
+    const value = h('span.value', `${duration(ns)}, ${share(ns, whole)}`);
+    return [[h('span.what', phase), bar([[inkOf(phase), ns]], whole || 1), value]];
+  });
+  return list('ul.shares', shares);
 }
 
 function shapesOf(run, line) {
-  const seen = Object.values(line.rows)
+  const shapes = Object.values(line.rows)
     .map(row => run.rows.shapes[row])
-    .find(shapes => shapes.length);
-  return (
-    seen && [
-      h('h3', {}, 'Input shapes, most frequent first'),
-      h(
-        'ol',
-        {class: 'shapes'},
-        seen.map(shape => h('li', {}, name(shape))),
-      ),
-    ]
-  );
+    .find(some => some.length);
+  const names = shapes?.map(shape => name(shape));
+  return names && [h('h3', 'Input shapes, most frequent first'), list('ol.shapes', names)];
 }
 
 // The kernels of a layer, with those of its child layers added.
-function kernelsOf(run, place) {
-  if (!run.names.row.length) return null;
-  const rows = new Map();
-  for (const outer of membersOf(run, place))
-    for (const one of subtree(run, outer))
-      for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === outer]);
-  const sums = new Map();
-  const {row, name: code, calls, gpu_ns, kind, tensor_cores} = run.names;
-  for (let at = 0; at < row.length; at++) {
-    const [phase, own] = rows.get(row[at]) ?? [];
-    if (!phase) continue;
-    const key = `${phase} ${code[at]}`;
-    const sum = sums.get(key) ?? {
-      phase,
-      name: run.names.texts[code[at]],
-      calls: 0,
-      gpu_ns: 0,
-      gpu_self_ns: 0,
-      kind: kind[at],
-      tensor_cores: tensor_cores[at],
-    };
-    sum.calls += calls[at];
-    sum.gpu_ns += gpu_ns[at];
-    if (own) sum.gpu_self_ns += gpu_ns[at];
-    sums.set(key, sum);
-  }
-  const found = [...sums.values()];
-  if (!found.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
+export function kernelsOf(run, place) {
+  if (!run.names.rows.row.length) return null;
+  const kernels = sumsOfKernels(run, place);
+  if (!kernels.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
   const names = kernelNames(run),
-    unit = unitFor(found.map(one => one.gpu_ns)),
+    unit = unitFor(kernels.map(({gpu_ns}) => gpu_ns)),
     timed = value => inUnit(unit, value || null);
-  const table = sortTable(
-    'Kernels of the layer',
-    [
-      {title: 'Name', text: true, value: one => one.name, show: value => kernelName(names, value)},
-      ...columnsOf('layer_kernels', found, {
-        gpu_ns: {title: `${titleOf('layer_kernels', 'gpu_ns')} ${unit.name}`, show: timed},
-        gpu_self_ns: {show: timed},
-        mean_ns: {value: one => one.gpu_ns / one.calls, show: value => duration(Math.round(value))},
-      }),
-    ],
-    found,
-    {by: 'gpu_ns'},
-  );
+  const columns = [
+    {title: 'Name', text: true, value: kernel => kernel.name, show: value => kernelName(names, value)},
+    ...columnsOf('layer_kernels', kernels, {
+      gpu_ns: {title: `${titleOf('layer_kernels', 'gpu_ns')} ${unit.name}`, show: timed},
+      gpu_self_ns: {show: timed},
+      mean_ns: {value: ({gpu_ns, calls}) => gpu_ns / calls, show: instant},
+    }),
+  ];
+  const table = sortTable('Kernels of the layer', columns, kernels, {by: 'gpu_ns'});
   return panel('Kernels, child layers included', wholeNames(table), table);
 }
 
-function layerSteps(run, line) {
-  const table = run.layer_steps;
-  if (table.kept < 2) return null;
-  const inside = membersOf(run, line.place).flatMap(place => subtree(run, place)),
-    rows = inside.flatMap(place => Object.entries(run.lines[place].rows)),
-    self = run.time.replace('_ns', '_self_ns'),
-    phaseOf = new Map(rows.map(([phase, row]) => [row, phase])),
-    first = table.step[0] ?? 0;
-  /** @type {[string, Float64Array][]} */
-  const parts = [...new Set(phaseOf.values())].map(phase => [phase, new Float64Array(table.kept)]);
-  for (let at = 0; at < table.row.length; at++) {
-    const part = parts.find(([phase]) => phase === phaseOf.get(table.row[at]));
-    if (part) part[1][table.step[at] - first] += table[self][at];
+function sumsOfKernels(run, place) {
+  const rows = new Map(),
+    sums = new Map();
+  for (const outer of membersOf(run, place))
+    for (const inner of subtree(run, outer))
+      for (const [phase, row] of Object.entries(run.lines[inner].rows)) rows.set(row, [phase, inner === outer]);
+  for (const {row, name: code, calls, gpu_ns, kind, tensor_cores} of records(run.names.rows)) {
+    if (!rows.has(row)) continue;
+    const [phase, own] = rows.get(row),
+      key = `${phase} ${code}`,
+      zero = {calls: 0, gpu_ns: 0, gpu_self_ns: 0};
+    if (!sums.has(key)) sums.set(key, {phase, name: run.names.texts[code], kind, tensor_cores, ...zero});
+    const sum = sums.get(key);
+    sum.calls += calls;
+    sum.gpu_ns += gpu_ns;
+    if (own) sum.gpu_self_ns += gpu_ns;
   }
-  const some = parts.filter(([, values]) => values.some(Boolean));
-  if (!some.length) return null;
-  return panel('Time in each step', stepBars(`Time of ${title(line)} in each step`, some, first));
+  return [...sums.values()];
 }
 
-function childrenOf(run, place) {
+// The time of a line or fold in each step, as bars. With many steps, a bar is the longest of neighbors.
+export function layerSteps(run, line) {
+  const table = run.layer_steps,
+    first = table.step[0] ?? 0;
+  if (table.kept < 2) return null;
+  const phases = phasesInSteps(run, line).filter(([, times]) => times.some(Boolean));
+  if (!phases.length) return null;
+  const totals = Array.from({length: table.kept}, (_, step) => phases.reduce((ns, [, times]) => ns + times[step], 0)),
+    order = totals.map((_, step) => step).sort((a, b) => totals[b] - totals[a]),
+    every = Math.ceil(table.kept / 300),
+    at = step => `${duration(totals[step])} (step ${first + step})`;
+  const bars = Array.from({length: Math.ceil(table.kept / every)}, (_, number) => {
+    const step = order.find(longest => Math.floor(longest / every) === number),
+      tip = (phase, ns) => `Step ${first + step}: ${phase} ${duration(ns)} of ${duration(totals[step])}`;
+    return {parts: phases.map(([phase, times]) => [phase, times[step], tip(phase, times[step])])};
+  });
+  const [median, longest, shortest] = [order[order.length >> 1], order[0], order.at(-1)];
+  const status = `Median ${duration(totals[median])}, longest ${at(longest)}, shortest ${at(shortest)}.`,
+    note = every > 1 && ` A bar is the longest of ${every} steps.`,
+    picture = stackedBars(`Time of ${line.title} in each step`, bars);
+  return panel('Time in each step', h('p.status', status, note), picture);
+}
+
+// The times of a line or fold in each step, by phase.
+/** @returns {[string, Float64Array][]} */
+function phasesInSteps(run, line) {
+  const table = run.layer_steps,
+    times = table[selfOf(run.time)],
+    inside = membersOf(run, line.place).flatMap(place => subtree(run, place)),
+    phases = new Map(),
+    phaseOf = new Map();
+  for (const place of inside)
+    for (const [phase, row] of Object.entries(run.lines[place].rows)) {
+      phaseOf.set(row, phase);
+      phases.set(phase, new Float64Array(table.kept));
+    }
+  for (let at = 0; at < table.row.length; at++) {
+    const phase = phases.get(phaseOf.get(table.row[at]));
+    if (phase) phase[table.step[at] - table.step[0]] += times[at];
+  }
+  return [...phases];
+}
+
+export function childrenOf(run, place) {
   const children = placesInside(run, place);
   if (!children.length) return null;
-  const {numbers} = withFolds(run, measured(run, {...NOTHING}), NOTHING);
-  return panel('Child layers', timesTable(run, 'Child layers', children, numbers, child => lineAt(run, child).label));
+  const label = child => lineAt(run, child).label;
+  return panel('Child layers', timesTable(run, 'Child layers', children, measured(run).numbers, label));
 }
 
 // Layers and folds with their times.
-function timesTable(run, caption, places, numbers, label) {
-  const longest = Math.max(1, ...places.map(place => numbers[place].total ?? 0));
-  return sortTable(
-    caption,
-    [
-      {
-        title: 'Layer',
-        text: true,
-        value: label,
-        show: (value, place) => layerCell(run, place, value),
-      },
-      {title: 'Time', value: place => numbers[place].total, show: duration},
-      {
-        title: 'Forward and backward',
-        class: 'bars',
-        value: place => numbers[place].total,
-        show: (_, place) => bars(numbers[place], longest),
-      },
-    ],
-    places,
-    {shown: LISTED},
-  );
+export function timesTable(run, caption, places, numbers, label) {
+  const total = place => numbers[place].total;
+  const columns = [
+    {title: 'Layer', text: true, value: label, show: (value, place) => layerCell(run, place, value)},
+    {title: 'Time', value: total, show: duration},
+    barColumn('Forward and backward', total, place => partsOf(numbers[place]), places, 'bars'),
+  ];
+  return sortTable(caption, columns, places, {shown: LISTED});
 }
 
 function layerAdvice(run, line) {
-  const mine = records(run.advice).filter(
-    one => one.layers.includes(title(line)),
-  );
-  return mine.length > 0 && panel('Advice', adviceList(run, mine));
-}
-
-function adviceList(run, found) {
-  const whole = run.meta.steps ? 'step' : 'run';
-  return h(
-    'ol',
-    {class: 'advice'},
-    found.map(one =>
-      h(
-        'li',
-        {},
-        h('strong', {}, one.advice),
-        h('p', {}, one.saves >= 0.9995 ? `Saves an unknown part of the ${whole}.` : one.saves ? `Saves at most ${percent(one.saves)} of the ${whole}.` : 'Saves no time by itself.'),
-        h('p', {}, `${one.evidence}.`),
-        whereText(run, one.layers, 8),
-        h('pre', {tabindex: '0'}, h('code', {}, one.code)),
-      ),
-    ),
-  );
-}
-
-// The layers that advice is about, those of a fold as one: at most `most`, and how many more there are.
-function whereText(run, layers, most) {
-  const found = new Map();
-  for (const layer of layers) {
-    const line = run.lines.find(other => title(other) === layer && !other.other),
-      place = line ? foldedPlace(run, line.place) : layer;
-    found.set(place, [...(found.get(place) ?? []), line?.place]);
-  }
-  const links = [...found].map(([place, members]) => {
-    if (typeof place === 'string') return pathName(place);
-    return layerLink(run, members.length > 1 ? place : members[0]);
-  });
-  const more = links.length - most;
-  return (
-    links.length > 0 &&
-    h(
-      'p',
-      {class: 'where'},
-      'Where: ',
-      links.slice(0, most).map((link, at) => [at ? ', ' : '', link]),
-      more > 0 && ` and ${count(more)} more`,
-    )
-  );
-}
-
-// A link to a layer. A number does not say what the layer is, so its class follows.
-function layerLink(run, place) {
-  const line = lineAt(run, place),
-    bare = /^(.*[./])?[\d*]+$/.test(title(line));
-  return [
-    h('a', {href: partLink(place)}, pathName(title(line))),
-    bare && line.module && [' ', name(line.module, 'module')],
-    foldSize(line),
-  ];
+  const advice = records(run.advice).filter(({layers}) => layers.includes(line.title));
+  return advice.length > 0 && panel('Advice', adviceList(run, advice));
 }

@@ -1,9 +1,9 @@
 """Render a report as one self-contained HTML file, without network, server or framework.
 
-The file combines a template (`page.html`), a style sheet, plain scripts, and the data as JSON in a script element with
-a type that browsers do not execute. The Content-Security-Policy allows these scripts and this style by their hashes,
-and blocks all requests. The scripts insert texts of the profile as text nodes and attributes, never as markup. A
-profile therefore cannot run code in the page, whatever its layers are called.
+The file combines a template (`page.html`), a style sheet, the ES modules of the page in one script, and the data as
+JSON in a script element with a type that browsers do not execute. The Content-Security-Policy allows this script and
+this style by their hashes, and blocks all requests. The scripts insert texts of the profile as text nodes and
+attributes, never as markup. A profile therefore cannot run code in the page, whatever its layers are called.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import gzip
 import hashlib
 import html
 import json
+import re
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any, Final
 
 from annot.report.tables import page_columns
+from annot.report.units import units_as_data
 
-__all__ = ["as_page"]
+__all__ = ["as_page", "bundled"]
 
-_SCRIPTS: Final = (
-    "units.js", "dom.js", "address.js", "table.js", "model.js", "folds.js", "tree.js", "icicle.js", "layer.js",
-    "fold.js", "kernel.js", "drawing.js", "save.js", "summary.js", "parts.js", "views.js", "timeline.js",
-    "timeline_file.js", "timeline_input.js",
-    "timeline_interval.js", "compare.js", "first.js", "help.js", "shell.js",
-)  # fmt: skip
+_IMPORT: Final = re.compile(r"^import \{([^}]*)\} from '\./(\w+)\.js';\n", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^ *//.*\n", re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ((?:async )?function\*?|const|class) (\w+)", re.MULTILINE)
 _COMPRESSED: Final = 200_000
 """Length of the JSON (characters) from which the data is compressed."""
 
@@ -38,10 +38,8 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         >>> as_page({"kind": "report", "runs": []}, "a <run>").startswith(b"<!doctype html>")
         True
     """
-    # All scripts are in one function: they share a scope and add nothing to the global scope.
-    script = "".join(("(() => {\n'use strict';\n", *map(_asset, _SCRIPTS), "start();\n})();\n"))
-    style = _asset("page.css")
-    kind, text = _packed(data | {"columns": page_columns()})
+    script, style = bundled("shell"), _asset("page.css")
+    kind, text = _packed(data | {"columns": _columns(data), "units": units_as_data()})
     values = {
         "{{policy}}": _policy(script, style),
         "{{title}}": html.escape(title.encode("utf-8", "replace").decode()),  # UTF-8 has no lone surrogates
@@ -56,6 +54,47 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         assert separator, mark
         page = before + value + after
     return page.encode()
+
+
+@cache
+def bundled(main: str) -> str:
+    """Return one script of the module `main` and all modules that it imports.
+
+    Each module becomes a function that returns its exports, so that names which it does not export stay its own. Lines
+    that are comments are left out.
+
+    Raises:
+        ValueError: a module imports a name that another does not export, or itself through others.
+    """
+    exports: dict[str, list[str]] = {}
+    functions: list[str] = []
+
+    def add(module: str, importers: tuple[str, ...]) -> None:
+        if module in importers:
+            raise ValueError(f"a circle of imports: {' → '.join((*importers, module))}")
+        if module in exports:
+            return
+        text = _COMMENT.sub("", _asset(f"{module}.js"))
+        for names, source in _IMPORT.findall(text):
+            add(source, (*importers, module))
+            if missing := set(re.findall(r"\w+", names)) - set(exports[source]):
+                raise ValueError(f"{module}.js imports {', '.join(sorted(missing))}, which {source}.js does not export")
+        exports[module] = [name for _, name in _EXPORT.findall(text)]
+        body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const {\1} = \2_module;\n", text))
+        functions.append(f"const {module}_module = (() => {{\n{body}return {{{', '.join(exports[module])}}};\n}})();\n")
+
+    add(main, ())
+    return f"(() => {{\n'use strict';\n{''.join(functions)}}})();\n"
+
+
+def _columns(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The columns of the tables, in the words for the matrix units of the GPUs: AMD has Matrix Cores."""
+    columns = page_columns()
+    if any(run.get("units") == "Matrix Cores" for run in data["runs"]):
+        for column in chain.from_iterable(columns.values()):
+            column["title"] = re.sub(r"\bTC\b", "MC", column["title"]).replace("Tensor Core", "Matrix Core")
+            column["full"] = column["full"].replace("Tensor Core", "Matrix Core")
+    return columns
 
 
 @cache

@@ -1,41 +1,30 @@
 // Files of pictures, as SVG and PNG.
+import {button} from './blocks.js';
+import {announce, h, put, svg} from './dom.js';
 
 // What elements of a picture take from the style sheet. All but opacity are inherited.
-const LOOKS = [
-  'fill',
-  'fill-opacity',
-  'stroke',
-  'stroke-opacity',
-  'stroke-width',
-  'stroke-dasharray',
-  'paint-order',
-  'opacity',
-  'font-family',
-  'font-size',
-  'font-weight',
-  'text-anchor',
-  'dominant-baseline',
-];
+const LOOKS = (
+  'fill fill-opacity stroke stroke-opacity stroke-width stroke-dasharray paint-order opacity ' +
+  'font-family font-size font-weight text-anchor dominant-baseline'
+).split(' ');
 const OF_PAGE = /^(class|style|href|tabindex|role|aria-.*|data-.*|on.*)$/;
 const WIDEST = 8000; // pixels of a PNG file
 
 // A picture with buttons that save it. `shown` contains the picture. A function draws one for files, with its legend.
 /** @param {SVGSVGElement | (() => SVGSVGElement)} picture @param {string} title @param {Element} shown */
-function exportable(picture, title, shown = /** @type {Element} */ (picture)) {
-  const button = kind =>
-    h(
-      'button',
-      {type: 'button', 'aria-label': `Save as ${kind}: ${title}`, onclick: () => save(picture, title, kind)},
-      kind,
-    );
-  return h('div', {class: 'picture'}, h('div', {class: 'saves'}, ['SVG', 'PNG'].map(button)), shown);
+export function exportable(picture, title, shown = /** @type {Element} */ (picture)) {
+  const saver = kind => button(kind, () => save(picture, title, kind), {'aria-label': `Save as ${kind}: ${title}`});
+  return h('div.picture', h('div.saves', ['SVG', 'PNG'].map(saver)), shown);
 }
 
 async function save(picture, title, kind) {
   const source = standalone(picture),
     file = kind === 'SVG' ? new Blob([source.text], {type: 'image/svg+xml'}) : await pixels(source);
   const address = URL.createObjectURL(file);
-  const stem = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 80);
+  const stem = title
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, '-')
+    .slice(0, 80);
   h('a', {href: address, download: `${stem}.${kind.toLowerCase()}`}).click();
   setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser reads it after the click
   announce(`Saved ${stem}.${kind.toLowerCase()}`);
@@ -53,7 +42,7 @@ function standalone(picture) {
     copy = styled(drawn);
   page.theme = chosen;
   made?.remove();
-  put(copy, {width, height}, []);
+  put(copy, {width, height});
   copy.prepend(svg('rect', {width: '100%', height: '100%', fill: '#fff'}));
   return {text: new XMLSerializer().serializeToString(copy), width, height};
 }
@@ -75,7 +64,8 @@ function styled(element, above) {
     if (value !== (key === 'opacity' ? '1' : above?.getPropertyValue(key))) copy.setAttribute(key, value);
   }
   for (const child of element.childNodes) {
-    const kept = child instanceof SVGElement && child.tagName !== 'title' ? styled(child, style) : child.cloneNode(true);
+    const kept =
+      child instanceof SVGElement && child.tagName !== 'title' ? styled(child, style) : child.cloneNode(true);
     if (kept) copy.append(kept);
   }
   return copy;

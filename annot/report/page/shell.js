@@ -1,14 +1,39 @@
 // The frame of the page: navigation by URL fragment, choice of the rank, theme, keyboard shortcuts.
+import {address, arrive, rankOf, readAddress, remember} from './address.js';
+import {choice, field, list} from './blocks.js';
+import {h, name, onShortcut} from './dom.js';
+import {comparisonView} from './compare.js';
+import {foldView} from './fold.js';
+import {helpTools} from './help.js';
+import {icicleView} from './icicle.js';
+import {kernelView} from './kernel.js';
+import {layerView} from './layer.js';
+import {NOTHING, readData, records} from './model.js';
+import {isFold, lineAt, linked} from './places.js';
+import {summaryView} from './summary.js';
+import {COLUMNS} from './table.js';
+import {timelineView} from './timeline.js';
+import {layersView} from './tree.js';
+import {setUnits} from './units.js';
+import {kernelsView, moreView, ranksView, rooflineView, stepsView} from './views.js';
+
 const THEMES = {auto: 'Automatic', light: 'Light', dark: 'Dark'};
 
 // Views of one layer or kernel, and the view of all of them.
 const DETAILS = {
-  layer: {of: 'layers', show: (run, state, place) => layerView(run, state, place)},
+  layer: {
+    of: 'layers',
+    show: (run, _, place) => (isFold(run, place) && lineAt(run, place) ? foldView : layerView)(run, place),
+  },
   kernel: {of: 'kernels', show: (run, _, place) => kernelView(run, place)},
 };
 
+// The title of each view, and the function that shows it.
 function viewsOf(data) {
   if (data.kind === 'compare') return {compare: ['Comparison', (_, state) => comparisonView(data, state)]};
+  const more = data.runs[0].more
+    .map(({heading}, place) => [`more${place}`, [heading, run => moreView(run, place)]])
+    .filter((_, place) => data.runs.some(run => records(run.more[place].rows).length));
   return {
     summary: ['Summary', summaryView],
     layers: ['Layers', layersView],
@@ -17,11 +42,7 @@ function viewsOf(data) {
     roofline: ['Roofline', rooflineView],
     steps: ['Steps', stepsView],
     timeline: ['Timeline', timelineView],
-    ...Object.fromEntries(
-      data.runs[0].more
-        .map((one, place) => [`more${place}`, [one.heading, run => moreView(run, place)]])
-        .filter((_, place) => data.runs.some(run => records(run.more[place].rows).length)),
-    ),
+    ...Object.fromEntries(more),
     ...(data.ranks ? {ranks: ['Ranks', () => ranksView(data)]} : {}),
   };
 }
@@ -33,62 +54,35 @@ async function start() {
   try {
     data = await readData();
   } catch (error) {
-    document
-      .getElementById('main')
-      .replaceChildren(h('p', {role: 'alert'}, `The data of this page cannot be read: ${error.message}`));
-    return;
+    const text = `The data of this page cannot be read: ${error.message}`;
+    return document.getElementById('main').replaceChildren(h('p', {role: 'alert'}, text));
   }
   Object.assign(COLUMNS, data.columns);
-  if (data.runs.some(run => run.units === 'Matrix Cores')) nameMatrixCores();
+  setUnits(data.units);
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
   document.getElementById('head').append(...frame(page));
   addEventListener('hashchange', () => navigate(page, true));
-  addEventListener('keydown', event => shortcut(event));
+  onShortcut('/', search);
+  addEventListener('keydown', leaveSearch);
   navigate(page, false);
 }
 
-// Names the columns of Tensor Cores as AMD does.
-function nameMatrixCores() {
-  for (const column of Object.values(COLUMNS).flat()) {
-    column.title = column.title.replace(/\bTC\b/, 'MC').replace('Tensor Core', 'Matrix Core');
-    column.full = column.full.replace('Tensor Core', 'Matrix Core');
-  }
-}
-
 function frame(page) {
-  const {data} = page,
-    names = data.kind === 'compare' ? data.names.join(' → ') : data.source;
-  const ranks =
-    data.runs.length > 1 &&
-    data.kind !== 'compare' &&
-    field(
-      'Rank',
-      choice(
-        'rank',
-        data.runs.map((run, place) => [String(place), run.name]),
-        '0',
-        value => {
-          address.rank = Number(value);
-          remember(true);
-          navigate(page, false);
-        },
-      ),
-    );
+  const {data, views} = page,
+    source = data.kind === 'compare' ? data.names.join(' → ') : data.source,
+    ranks = data.kind !== 'compare' && data.runs.length > 1 && data.runs.map((run, place) => [String(place), run.name]);
+  const chooseRank = value => {
+    address.rank = Number(value);
+    remember(true);
+    navigate(page, false);
+  };
+  const links = Object.entries(views).map(([key, [text]]) => h('a', {href: `#${key}`}, text));
   return [
-    h('div', {class: 'brand'}, h('strong', {}, 'annot'), name(names, 'source')),
+    h('div.brand', h('strong', 'annot'), name(source, 'source')),
+    h('nav', {'aria-label': 'Views'}, list('ul', links)),
     h(
-      'nav',
-      {'aria-label': 'Views'},
-      h(
-        'ul',
-        {},
-        Object.entries(page.views).map(([key, [text]]) => h('li', {}, h('a', {href: `#${key}`}, text))),
-      ),
-    ),
-    h(
-      'div',
-      {class: 'tools'},
-      ranks,
+      'div.tools',
+      ranks && field('Rank', choice('rank', ranks, '0', chooseRank)),
       field('Theme', choice('theme', Object.entries(THEMES), stored() ?? 'auto', store)),
       helpTools(page),
     ),
@@ -130,21 +124,19 @@ function navigate(page, moved) {
   top.focus({preventScroll: true});
 }
 
-function shortcut(event) {
-  const typing = event.target.closest?.('input, select, textarea');
-  if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
-  if (event.key !== '/' || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  /** @type {HTMLInputElement | null} */
-  const search = document.querySelector('#search');
-  if (search) {
-    event.preventDefault();
-    search.focus();
-    search.select();
-  } else if (document.querySelector('a[href="#layers"]')) {
-    event.preventDefault();
+// Puts the cursor into the search of the view, or of the layers.
+function search() {
+  const input = /** @type {HTMLInputElement | null} */ (document.querySelector('#search'));
+  input?.focus();
+  if (input) input.select();
+  else if (document.querySelector('a[href="#layers"]')) {
     location.hash = '#layers';
     setTimeout(() => document.getElementById('search')?.focus());
   }
+}
+
+function leaveSearch(event) {
+  if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
 }
 
 function stored() {
@@ -169,3 +161,5 @@ function theme(value) {
   document.documentElement.dataset.theme = dark ? 'dark' : 'light';
   dispatchEvent(new Event('resize'));
 }
+
+start();

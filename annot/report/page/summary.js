@@ -1,214 +1,98 @@
 // The summary view: the first screen, totals, time breakdown, longest layers and kernels, more advice, notes.
+import {adviceList} from './advice.js';
+import {colorKey, bar, cards, emptyText, hint, list, notesPanel, panel, terms} from './blocks.js';
+import {h, name} from './dom.js';
+import {layerCell, perStep} from './elements.js';
+import {BEST, firstScreen, partsOfStep} from './first.js';
+import {kernelName, kernelNames} from './kernel.js';
+import {measured, records} from './model.js';
+import {foldedInside, lineAt} from './places.js';
+import {longest, titleOf} from './table.js';
+import {duration, percent, timeAndShare} from './units.js';
 
-function summaryView(run) {
-  const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
+export function summaryView(run) {
+  const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row])),
+    advice = records(run.advice).slice(BEST),
+    {totals, about} = run.texts,
+    profile = about.map(([term, text]) => [term, name(text)]);
   return [
     firstScreen(run, rows),
     perStep(run),
-    cards(run, rows),
-    shareOfSteps(run, rows),
-    h('div', {class: 'columns'}, topLayers(run), run.kernels.total ? topKernels(run) : layersOfParts(run)),
-    advicePanel(run),
-    notesPanel(run),
-    aboutPanel(run),
+    totals.length ? cards(totals) : emptyText('The profile is empty: it contains neither ranges nor GPU activity.'),
+    breakdown(run, rows),
+    h('div.columns', topLayers(run), run.kernels.total ? topKernels(run) : layersOfParts(run)),
+    advice.length > 0 && panel('More advice', adviceList(run, advice)),
+    notesPanel('Notes', run.meta.notes),
+    panel('Profile', terms('dl.about', profile)),
   ];
 }
 
-function cards(run, rows) {
-  const {meta} = run,
-    device = run.time === 'gpu_ns',
-    steps = meta.step_ns,
-    shown = [];
-  const add = (label_, value, more) =>
-    value &&
-    shown.push(h('div', {class: 'card'}, h('dt', {}, label_), h('dd', {}, value, more && h('small', {}, more))));
-  if (device) {
-    add('GPU time', duration(meta.gpu_ns), `${share(meta.attributed_gpu_ns, meta.gpu_ns) || '0.0%'} in ranges`);
-    add('GPU busy', percent(rows.get('gpu busy')?.share), steps ? 'of the steps' : 'from the first to the last kernel');
-    add(`On ${run.units}`, percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
-    add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or memset', 'copies and memsets'));
-  }
-  if (meta.host_ns !== null && meta.ranges)
-    add('Host time', duration(meta.host_ns), `${plural(meta.ranges, 'range')}, ${plural(meta.threads, 'thread')}`);
-  if (meta.steps) {
-    const warmup = steps?.warmup ? `, ${count(steps.warmup)} of warm-up excluded` : '';
-    add(
-      'Step',
-      steps ? duration(steps.mean) : count(meta.steps),
-      steps ? `mean of ${count(meta.steps - steps.warmup)}${warmup}` : 'steps',
-    );
-  }
-  return shown.length
-    ? h('dl', {class: 'cards'}, shown)
-    : emptyText('The profile is empty: it contains neither ranges nor GPU activity.');
-}
-
 // The breakdown of the time of the steps into disjoint parts, which add up to the total.
-function shareOfSteps(run, rows) {
-  const wall = rows.get('time wall');
-  if (!wall?.ns) return null;
-  const parts = Object.entries(run.shares)
-    .map(([key, [, meaning]]) => ({key, meaning, ...rows.get(`time ${key}`)}))
-    .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
-  const whole = run.meta.steps ? 'the steps' : 'the run';
-  const devices = wall.count > 1 ? ` on ${wall.count} ${run.time === 'gpu_ns' ? 'devices' : 'processes'}` : '';
-  return panel(
-    `Time breakdown of ${whole}`,
-    h(
-      'div',
-      {class: 'scroll'},
-      h(
-        'table',
-        {class: 'plain'},
-        h('caption', {class: 'hidden'}, `Shares of ${whole}`),
-        h(
-          'thead',
-          {},
-          h(
-            'tr',
-            {},
-            ['Part', ...['ns', 'share', 'hidden_ns'].map(key => titleOf('parts', key))].map((text, place) =>
-              h('th', {scope: 'col', class: place ? 'number' : 'text'}, text),
-            ),
-            h('th', {scope: 'col', class: 'text meaning'}, 'Meaning'),
-          ),
-        ),
-        h(
-          'tbody',
-          {},
-          parts.map(one =>
-            h(
-              'tr',
-              {},
-              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, partWords(run, one.key))),
-              h('td', {class: 'number'}, duration(one.ns)),
-              h('td', {class: 'number'}, percent(one.share)),
-              h('td', {class: 'number'}, one.hidden_ns ? duration(one.hidden_ns) : ''),
-              h('td', {class: 'text meaning'}, one.meaning),
-            ),
-          ),
-        ),
-      ),
-    ),
-    h(
-      'p',
-      {class: 'hint'},
-      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time during which a part above it runs.`,
-    ),
-  );
+function breakdown(run, rows) {
+  if (!run.texts.breakdown) return null;
+  const whole = run.meta.steps ? 'the steps' : 'the run',
+    shown = ({key, ns, hidden_ns}) => ns || hidden_ns || (key === 'tensor_cores' && run.time === 'gpu_ns'),
+    numbers = ['ns', 'share', 'hidden_ns'].map(key => h('th.number', {scope: 'col'}, titleOf('parts', key)));
+  const lines = partsOfStep(run, rows)
+    .filter(shown)
+    .map(({key, words, ns, share, hidden_ns, meaning}) => {
+      const cells = [duration(ns), percent(share), duration(hidden_ns || null)].map(text => h('td.number', text)),
+        first = h('th.text', {scope: 'row'}, colorKey(`part-${key}`, words));
+      return h('tr', first, cells, h('td.text.meaning', meaning));
+    });
+  const head = h('tr', h('th.text', {scope: 'col'}, 'Part'), numbers, h('th.text.meaning', {scope: 'col'}, 'Meaning')),
+    table = h('table.plain', h('caption.hidden', `Shares of ${whole}`), h('thead', head), h('tbody', lines));
+  return panel(`Time breakdown of ${whole}`, h('div.scroll', table), hint(run.texts.breakdown));
 }
 
+// The item of a list with a value and a bar.
+function topItem(label, value, parts, longest) {
+  return [label, h('span.value', value), bar(parts, longest)];
+}
+
+const OUTER = ['(epoch)', '(batch)', '(unattributed)'];
+
+// The layers, folds, optimizers, waits for data and ranges of the program with the most self time.
 function topLayers(run) {
-  const {numbers, whole, places} = largestParts(run, 10);
-  const best = places.map(place => lineAt(run, place));
+  const {numbers, whole, own} = measured(run),
+    places = foldedInside(run, -1).filter(place => !OUTER.includes(lineAt(run, place).layer)),
+    inOrder = places.sort((a, b) => a - b),
+    self = place => numbers[place].self,
+    best = longest(inOrder, self);
   if (!best.length) return panel('Layers', emptyText('No ranges were recorded. Use emit_ranges(model).'));
-  const longest = numbers[best[0].place].self;
+  const items = best.map(place =>
+    topItem(layerCell(run, place), timeAndShare(self(place), whole), Object.entries(own[place]), self(best[0])),
+  );
   return panel(
     'Layers with the most self time',
-    h(
-      'ol',
-      {class: 'top'},
-      best.map(line =>
-        h(
-          'li',
-          {},
-          h('a', {href: partLink(line.place)}, pathName(partName(line))),
-          ' ',
-          line.module && name(line.module, 'module'),
-          foldSize(line),
-          h(
-            'span',
-            {class: 'value'},
-            timeAndShare(numbers[line.place].self, whole),
-          ),
-          h('div', {class: 'bar', 'aria-hidden': 'true'}, selfBars(run, line, longest)),
-        ),
-      ),
-    ),
-    h('p', {}, h('a', {href: '#layers'}, 'All layers')),
-  );
-}
-
-function timeAndShare(ns, whole) {
-  return [duration(ns), share(ns, whole)].filter(Boolean).join(' · ');
-}
-
-function selfBars(run, line, longest) {
-  const self = run.rows[run.time.replace('_ns', '_self_ns')];
-  const sums = {};
-  for (const place of line.members ?? [line.place])
-    for (const [phase, row] of Object.entries(run.lines[place].rows)) sums[phase] = (sums[phase] ?? 0) + (self[row] ?? 0);
-  return Object.entries(sums).map(
-    ([phase, ns]) =>
-      ns > 0 && withWidth(h('span', {class: inkOf(phase)}), (100 * ns) / longest),
+    list('ol.top', items),
+    h('p', h('a', {href: '#layers'}, 'All layers')),
   );
 }
 
 function topKernels(run) {
-  const rows = records(run.kernels).slice(0, 10);
+  const rows = records(run.kernels).slice(0, 10),
+    names = kernelNames(run);
+  const items = rows.map(({name: text, gpu_ns}) => {
+    const value = timeAndShare(gpu_ns, run.meta.gpu_ns);
+    return topItem(kernelName(names, text), value, [['other', gpu_ns]], rows[0].gpu_ns);
+  });
+  return panel('Kernels with the most time', list('ol.top', items), h('p', h('a', {href: '#kernels'}, 'All kernels')));
+}
+
+// Without GPU activity: the forward, backward and optimizer of the steps by layer. Rows that add up others are texts.
+function layersOfParts(run) {
+  if (!run.parts.length) return null;
+  const whole = run.meta.steps ? 'step' : 'run',
+    longest = Math.max(...run.parts.map(({ns}) => ns));
+  const items = run.parts.map(({part, place, text, ns, share}) => {
+    const key = colorKey(`part-${part}`, run.shares[part][0]),
+      label = place === null ? name(text) : layerCell(run, place);
+    return topItem([key, ' ', label], `${duration(ns)} · ${percent(share)}`, [[`part-${part}`, ns]], longest);
+  });
   return panel(
-    'Kernels with the most time',
-    h(
-      'ol',
-      {class: 'top'},
-      rows.map(row =>
-        h(
-          'li',
-          {},
-          kernelName(kernelNames(run), row.name),
-          h('span', {class: 'value'}, timeAndShare(row.gpu_ns, run.meta.gpu_ns)),
-          h(
-            'div',
-            {class: 'bar', 'aria-hidden': 'true'},
-            row.gpu_ns > 0 && withWidth(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
-          ),
-        ),
-      ),
-    ),
-    h('p', {}, h('a', {href: '#kernels'}, 'All kernels')),
-  );
-}
-
-function advicePanel(run) {
-  const others = records(run.advice).slice(BEST);
-  return others.length > 0 && panel('More advice', adviceList(run, others));
-}
-
-function notesPanel(run) {
-  return (
-    run.meta.notes.length > 0 &&
-    panel(
-      'Notes',
-      h(
-        'ul',
-        {class: 'notes'},
-        run.meta.notes.map(note => h('li', {}, note)),
-      ),
-    )
-  );
-}
-
-function aboutPanel(run) {
-  const {meta} = run;
-  const facts = [
-    ['Profile', meta.source],
-    ['Format', meta.format],
-    ['Written by', meta.producer],
-    ['Steps', meta.steps ? `${count(meta.steps)}, ${meta.steps_found_by}` : `no steps, because ${meta.steps_missing}`],
-    [
-      'Devices',
-      records(run.summary)
-        .filter(row => row.section === 'system' && row.item === 'device')
-        .map(row => `${row.count} × ${row.text}`)
-        .join(', '),
-    ],
-  ];
-  return panel(
-    'Profile',
-    h(
-      'dl',
-      {class: 'about'},
-      facts.filter(([, value]) => value).map(([key, value]) => [h('dt', {}, key), h('dd', {}, name(value))]),
-    ),
+    `Longest layers in each phase of the ${whole}`,
+    list('ol.top', items),
+    hint(`Shares are of the time of the ${whole}. The shares of a phase add up to its share in the bar.`),
   );
 }

@@ -1,8 +1,13 @@
 // Sortable tables. A column has name, title, value(row), optional show(value, row), and text: true for texts.
-const SHOWN = 500,
-  LISTED = 50; // rows of a list of repeated layers; the reader may ask for all
+import {keepSort, keptSort} from './address.js';
+import {bar, button, scroller, showAll} from './blocks.js';
+import {announce, h, name, pathName} from './dom.js';
+import {amount, count, duration, fixed, known, percent, plural} from './units.js';
+
+export const LISTED = 50; // rows of a list of repeated layers; the reader may ask for all
+const SHOWN = 500;
 // The columns of each table, as annot/report/tables.py declares them; `start` fills it.
-const COLUMNS = {};
+export const COLUMNS = {};
 const SHOWS = {
   ns: duration,
   'own ns': duration,
@@ -16,94 +21,96 @@ const SHOWS = {
   text: value => (value === true ? 'yes' : value === false ? '' : name(String(value))),
 };
 
+// The text of a value in a column.
+export function shown(column, value) {
+  return known(value) ? SHOWS[column.unit](value) : '';
+}
+
 // The columns of a table that have a value in any row. `own` replaces parts of columns by name, false leaves one out.
-function columnsOf(table, rows, own = {}) {
+export function columnsOf(table, rows, own = {}) {
   return COLUMNS[table]
-    .filter(one => own[one.name] !== false)
-    .map(one => ({
-      ...one,
-      help: one.full,
-      text: one.unit === 'text',
-      class: one.minor ? 'minor' : '',
-      value: row => row[one.name],
-      show: value => (known(value) ? SHOWS[one.unit](value) : ''),
-      ...own[one.name],
+    .filter(column => own[column.name] !== false)
+    .map(column => ({
+      ...column,
+      help: column.full,
+      text: column.unit === 'text',
+      class: column.minor ? 'minor' : '',
+      value: row => row[column.name],
+      show: value => shown(column, value),
+      ...own[column.name],
     }))
-    .filter(one => rows.some(row => known(one.value(row)) && one.value(row) !== ''));
+    .filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
 }
 
-function titleOf(table, column) {
-  return COLUMNS[table].find(one => one.name === column).title;
+export function titleOf(table, column) {
+  return COLUMNS[table].find(({name: key}) => key === column).title;
 }
 
-// Options: by and down (first order), shown (number of rows before "Show all"), class, mark(row) (class of a row), and
-// inside(row): the rows that a click on the row lists below it.
-function sortTable(caption, columns, rows, options = {}) {
-  const by = columns.findIndex(column => options.by && column.name === options.by);
-  const state = {...keptSort(caption, columns, by, options.down), table: caption, every: new Set(), opened: new Set()};
-  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption});
+// The first column of rows with a layer and its class.
+export const LAYER = {
+  title: 'Layer',
+  text: true,
+  value: row => row.layer || '(model)',
+  show: (value, row) => [pathName(value), ' ', name(row.module, 'module')],
+};
+
+// A column of bars: `parts` returns the class and length of each part.
+export function barColumn(title, value, parts, rows, look = 'bars minor') {
+  const longest = Math.max(1, ...rows.map(row => value(row) ?? 0));
+  return {title, class: look, value, show: (_, row) => bar(parts(row), longest)};
+}
+
+// Options: by (name of the first column to sort by), shown (number of rows before "Show all"), class, mark(row) (class of a
+// row), and inside(row): the rows that a click on the row lists below it.
+export function sortTable(caption, columns, rows, options = {}) {
+  const by = columns.findIndex(column => options.by && column.name === options.by),
+    state = {...keptSort(caption, columns, by), table: caption, every: new Set(), opened: new Set()},
+    holder = scroller(caption);
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
   return holder;
 }
 
 function drawTable(caption, columns, rows, options, state, redraw) {
-  const ordered = some => (state.by < 0 ? some : sorted(some, columns[state.by].value, state.down));
-  const tableRow = (row, inner) =>
-    h(
-      'tr',
-      {class: [options.mark?.(row), inner && 'inner'].filter(Boolean).join(' ') || null},
-      columns.map((column, place) =>
-        h(
-          place ? 'td' : 'th',
-          {scope: place ? null : 'row', class: cellClass(column)},
-          !place && options.inside && [opener(row, options.inside(row), state, redraw), ' '],
-          cell(column, row),
-        ),
-      ),
-    );
-  const part = (some, key, shown, draw) => {
-    const whole = state.every.has(key) || some.length <= shown;
-    const more = whole ? null : showAll(some.length, 'rows', () => (state.every.add(key), redraw()));
+  const tableRow = (row, inner) => {
+    const cells = columns.map((column, place) => {
+      const opens = !place && options.inside && [opener(row, options.inside(row), state, redraw), ' '];
+      const scope = place ? {} : {scope: 'row'};
+      return h(place ? 'td' : 'th', {...scope, class: cellClass(column)}, opens, cell(column, row));
+    });
+    return h('tr', {class: inner ? 'inner' : null}, cells);
+  };
+  const part = (some, key, least, draw) => {
+    const whole = state.every.has(key) || some.length <= least,
+      ordered = state.by < 0 ? some : sorted(some, columns[state.by].value, state.down),
+      more = () => showAll(count(some.length), 'rows', () => (state.every.add(key), redraw()));
     return [
-      ordered(some).slice(0, whole ? some.length : shown).map(draw),
-      more && h('tr', {}, h('td', {class: 'text', colspan: columns.length}, more)),
+      ordered.slice(0, whole ? some.length : least).map(draw),
+      !whole && h('tr', h('td.text', {colspan: columns.length}, more())),
     ];
   };
-  const body = h(
-    'tbody',
-    {},
-    part(rows, state, options.shown ?? SHOWN, row => [
-      tableRow(row, false),
-      state.opened.has(row) && part(options.inside(row), row, LISTED, one => tableRow(one, true)),
-    ]),
-  );
+  const drawRow = row => [
+    tableRow(row, false),
+    state.opened.has(row) && part(options.inside(row), row, LISTED, inner => tableRow(inner, true)),
+  ];
   return h(
     'table',
-    {class: options.class},
-    h('caption', {class: 'hidden'}, caption),
-    h(
-      'thead',
-      {},
-      h(
-        'tr',
-        {},
-        columns.map((column, place) => heading(column, place, state, redraw)),
-      ),
-    ),
-    body,
+    h('caption.hidden', caption),
+    h('thead', headRow(columns, state, redraw)),
+    h('tbody', part(rows, state, options.shown ?? SHOWN, drawRow)),
   );
 }
 
-// A button that shows all rows of a list of which a page shows the first.
-function showAll(number, what, act) {
-  return h('button', {type: 'button', class: 'more', onclick: act}, `Show all ${count(number)} ${what}`);
+export function headRow(columns, state, redraw) {
+  const heads = columns.map((column, place) => heading(column, place, state, redraw));
+  return h('tr', heads);
 }
 
 // A button before the name of a row that lists the rows inside it.
 function opener(row, inside, state, redraw) {
-  if (!inside?.length) return h('span', {class: 'fold'});
-  const open = state.opened.has(row);
+  if (!inside?.length) return h('span.fold');
+  const open = state.opened.has(row),
+    label = `${open ? 'Fold' : 'List'} ${plural(inside.length, 'row')}`;
   const flip = event => {
     const place = [...event.target.closest('tbody').children].indexOf(event.target.closest('tr')),
       holder = event.target.closest('.scroll');
@@ -111,15 +118,11 @@ function opener(row, inside, state, redraw) {
     redraw();
     holder.querySelector('tbody').children[place].querySelector('.fold').focus();
   };
-  const label = `${open ? 'Fold' : 'List'} ${plural(inside.length, 'row')}`;
-  return h(
-    'button',
-    {type: 'button', class: 'fold', 'aria-expanded': String(open), 'aria-label': label, title: label, onclick: flip},
-    open ? '▾' : '▸',
-  );
+  const attributes = {class: 'fold', 'aria-expanded': String(open), 'aria-label': label, title: label};
+  return button(open ? '▾' : '▸', flip, attributes);
 }
 
-function cellClass(column) {
+export function cellClass(column) {
   return [column.text ? 'text' : 'number', column.class].filter(Boolean).join(' ');
 }
 
@@ -130,41 +133,41 @@ function cell(column, row) {
 
 // The heading of a column: a button that sorts, numbers by descending and texts by ascending order first.
 function heading(column, place, state, redraw) {
-  const active = state.by === place;
-  const button = h(
-    'button',
-    {
-      type: 'button',
-      title: column.help || null,
-      onclick: () => {
-        state.down = active ? !state.down : !column.text;
-        state.by = place;
-        keepSort(state.table, column, state.down);
-        redraw();
-        announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
-        /** @type {HTMLElement} */ (document.querySelector(`[data-column="${place}"].sorted button`))?.focus();
-      },
-    },
-    column.text ? column.title : '',
-    h('span', {class: 'arrow', 'aria-hidden': 'true'}, active ? (state.down ? '▼' : '▲') : ''),
-    column.text ? '' : column.title,
-  );
-  return h(
-    'th',
-    {
-      scope: 'col',
-      'data-column': place,
-      class: `${cellClass(column)}${active ? ' sorted' : ''}`,
-      'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none',
-    },
-    button,
-  );
+  const active = state.by === place,
+    arrow = h('span.arrow', {'aria-hidden': 'true'}, active ? (state.down ? '▼' : '▲') : '');
+  const sort = () => {
+    state.down = active ? !state.down : !column.text;
+    state.by = place;
+    keepSort(state.table, column, state.down);
+    redraw();
+    announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
+    /** @type {HTMLElement} */ (document.querySelector(`[data-column="${place}"].sorted button`))?.focus();
+  };
+  const attributes = {
+    scope: 'col',
+    'data-column': place,
+    class: `${cellClass(column)}${active ? ' sorted' : ''}`,
+    'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none',
+  };
+  const content = column.text ? [column.title, arrow] : [arrow, column.title];
+  return h('th', attributes, button(content, sort, {title: column.help || null}));
+}
+
+// A table without sorting: rows of a heading and cells under the headings of columns.
+export function factTable(caption, heads, rows) {
+  const body = rows.map(([text, cells]) => {
+    const numbers = cells.map(value => h('td.number', value));
+    return h('tr', h('th.text', {scope: 'row'}, text), numbers);
+  });
+  const titles = heads.map(head => h('th.number', {scope: 'col'}, head)),
+    head = h('thead', h('tr', h('td'), titles));
+  return scroller(caption, h('table.facts', {'aria-label': caption}, head, h('tbody', body)));
 }
 
 const TEXTS = new Intl.Collator('en', {numeric: true});
 
 // Sorts rows by a value. The sort is stable, and unknown values come last in both directions.
-function sorted(rows, value, down) {
+export function sorted(rows, value, down) {
   const keyed = rows.map((row, place) => [value(row), place, row]);
   keyed.sort((a, b) => {
     if (!known(a[0]) || !known(b[0])) return Number(known(b[0])) - Number(known(a[0])) || a[1] - b[1];
@@ -172,4 +175,10 @@ function sorted(rows, value, down) {
     return (down ? -order : order) || a[1] - b[1];
   });
   return keyed.map(entry => entry[2]);
+}
+
+// The ten rows with the largest values, of those above 0.
+export function longest(rows, value) {
+  const above = rows.filter(row => value(row) > 0);
+  return sorted(above, value, true).slice(0, 10);
 }

@@ -1,4 +1,7 @@
 // The timeline in view as SVG.
+import {svg} from './dom.js';
+import {captioned, textWidth} from './drawing.js';
+import {paint, phasesOf, timelineSpan} from './timeline_canvas.js';
 
 // Has the part of a canvas context that the timeline uses, and makes an SVG element of each call.
 class SvgPaper {
@@ -27,8 +30,7 @@ class SvgPaper {
   }
 
   measureText(text) {
-    PEN.font = this.font;
-    return PEN.measureText(text);
+    return {width: textWidth(text, this.font)};
   }
 
   // Texts wider than `most` are narrowed, as a canvas does.
@@ -38,15 +40,12 @@ class SvgPaper {
   }
 }
 
-function timelineFile(view) {
+export function timelineFile(view) {
   const paper = new SvgPaper(),
     width = view.canvas.clientWidth,
-    keys = timelinePhases(view).map(phase => [phase, phase]);
+    keys = phasesOf(view).map(phase => [phase, phase]),
+    swatch = (phase, x, y) => svg('rect', {class: `fill ${phase}`, x, y, width: 14, height: 14});
   paint(view, paper, width);
-  return captioned('Timeline', keys, (phase, x, y) => svg('rect', {class: `fill ${phase}`, x, y, width: 14, height: 14}), {
-    picture: paper.elements,
-    size: [width, view.height],
-    look: '',
-    below: timelineSpan(view),
-  });
+  const drawn = {picture: paper.elements, size: [width, view.height], look: '', below: timelineSpan(view)};
+  return captioned('Timeline', keys, swatch, drawn);
 }

@@ -1,24 +1,23 @@
 // Input of the timeline: wheel, drag, pinch and keys.
+import {actOnKey, placeTip} from './dom.js';
+import {AXIS, eventAt, firstFrom, pan, ROW, SHORTEST, show, timeAt, zoom} from './timeline_canvas.js';
+import {select, tipOf} from './timeline_event.js';
+import {pick} from './timeline_interval.js';
 
 // Elements that take keys themselves.
 const INPUTS = 'input, select, textarea, button, a, canvas, [tabindex="0"]';
 
-function listen(view) {
-  const {canvas} = view,
-    at = event =>
-      view.from + ((event.clientX - canvas.getBoundingClientRect().left) / canvas.clientWidth) * (view.to - view.from);
-  canvas.addEventListener(
-    'wheel',
-    event => {
-      event.preventDefault();
-      const sideways =
-        Math.abs(event.deltaX) > Math.abs(event.deltaY) ? event.deltaX : event.shiftKey ? event.deltaY : 0;
-      if (sideways) pan(view, sideways / canvas.clientWidth);
-      else zoom(view, Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300))), at(event));
-    },
-    {passive: false},
-  );
-  listenPointers(view, at);
+export function listen(view) {
+  const {canvas} = view;
+  const wheel = event => {
+    event.preventDefault();
+    const {deltaX, deltaY, shiftKey, clientX} = event,
+      sideways = Math.abs(deltaX) > Math.abs(deltaY) ? deltaX : shiftKey ? deltaY : 0;
+    if (sideways) pan(view, sideways / canvas.clientWidth);
+    else zoom(view, Math.exp(Math.max(-1, Math.min(1, deltaY / 300))), timeAt(view, clientX));
+  };
+  canvas.addEventListener('wheel', wheel, {passive: false});
+  listenPointers(view);
   canvas.addEventListener('keydown', event => keyPressed(view, event));
   const outside = event => {
     if (!canvas.isConnected) return removeEventListener('keydown', outside);
@@ -27,82 +26,66 @@ function listen(view) {
   addEventListener('keydown', outside);
 }
 
-function listenPointers(view, at) {
+function listenPointers(view) {
   const {canvas, tip} = view,
-    held = new Map();
+    held = new Map(); // position of each pointer that is down
   let moved = 0,
     anchor = null; // where the interval begins that the pointer selects
-  canvas.addEventListener('pointerdown', event => {
-    held.set(event.pointerId, event.clientX);
-    moved = 0;
-    const inAxis = event.clientY - canvas.getBoundingClientRect().top < AXIS;
-    anchor = view.picking || event.shiftKey || inAxis ? at(event) : null;
-    canvas.setPointerCapture(event.pointerId);
-  });
-  canvas.addEventListener('pointermove', event => {
+  const move = event => {
     if (!held.has(event.pointerId)) return hover(view, event);
     const before = held.get(event.pointerId),
-      scale = (view.to - view.from) / canvas.clientWidth;
-    const other = [...held].find(([id]) => id !== event.pointerId)?.[1];
+      by = ((event.clientX - before) / canvas.clientWidth) * (view.to - view.from),
+      other = [...held].find(([id]) => id !== event.pointerId)?.[1];
     moved += Math.abs(event.clientX - before);
     held.set(event.pointerId, event.clientX);
     tip.hidden = true;
-    if (other === undefined && anchor !== null) return pick(view, [anchor, at(event)], false);
-    if (other === undefined)
-      return show(view, view.from - (event.clientX - before) * scale, view.to - (event.clientX - before) * scale);
-    return zoom(
-      view,
-      Math.max(1, Math.abs(before - other)) / Math.max(1, Math.abs(event.clientX - other)),
-      at({clientX: (event.clientX + other) / 2}),
-    );
-  });
-  const release = event => {
-    held.delete(event.pointerId);
+    if (other !== undefined) {
+      const factor = Math.max(1, Math.abs(before - other)) / Math.max(1, Math.abs(event.clientX - other));
+      return zoom(view, factor, timeAt(view, (event.clientX + other) / 2));
+    }
+    if (anchor !== null) return pick(view, [anchor, timeAt(view, event.clientX)], false);
+    return show(view, view.from - by, view.to - by);
   };
+  const release = event => held.delete(event.pointerId);
+  canvas.addEventListener('pointerdown', event => {
+    held.set(event.pointerId, event.clientX);
+    moved = 0;
+    anchor = picks(view, event) ? timeAt(view, event.clientX) : null;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener('pointermove', move);
   canvas.addEventListener('pointerup', event => {
     release(event);
     if (moved < 4) select(view, eventAt(view, event));
-    if (anchor !== null) pick(view, moved < 4 ? null : [anchor, at(event)], true);
+    if (anchor !== null) pick(view, moved < 4 ? null : [anchor, timeAt(view, event.clientX)], true);
     anchor = null;
   });
   canvas.addEventListener('pointercancel', release);
-  canvas.addEventListener('pointerleave', () => {
-    tip.hidden = true;
-  });
+  canvas.addEventListener('pointerleave', () => (tip.hidden = true));
+}
+
+// Whether a drag from here selects an interval.
+function picks({canvas, picking}, event) {
+  return picking || event.shiftKey || event.clientY - canvas.getBoundingClientRect().top < AXIS;
 }
 
 function hover(view, event) {
-  const found = eventAt(view, event),
-    {tip, canvas} = view,
-    box = canvas.parentNode.getBoundingClientRect();
-  view.pointed = view.from + ((event.clientX - canvas.getBoundingClientRect().left) / canvas.clientWidth) * (view.to - view.from);
-  canvas.classList.toggle('picks', view.picking || event.shiftKey || event.clientY - box.top < AXIS);
-  tip.hidden = found < 0;
-  if (found < 0) return;
-  tip.replaceChildren(...tipOf(view, found));
-  const below = event.clientY - box.top + 16;
-  tip.style.left = `${Math.max(0, Math.min(event.clientX - box.left + 12, box.width - tip.offsetWidth - 4))}px`;
+  const {tip, canvas} = view,
+    pointed = eventAt(view, event),
+    box = canvas.parentNode.getBoundingClientRect(),
+    below = event.clientY - box.top + 16;
+  view.pointed = timeAt(view, event.clientX);
+  canvas.classList.toggle('picks', picks(view, event));
+  tip.hidden = pointed < 0;
+  if (pointed < 0) return;
+  tip.replaceChildren(...tipOf(view, pointed));
+  placeTip(tip, box, event.clientX, box.width - 4);
   tip.style.top = `${below + tip.offsetHeight > box.height ? Math.max(0, below - tip.offsetHeight - 26) : below}px`;
 }
 
-// What the tooltip says of an event: its name, time, lane, layer and phase.
-function tipOf(view, event) {
-  const {run} = view,
-    of = run.timeline.of[event],
-    line = of < 0 ? undefined : run.lines[run.lineOf.get(of)];
-  const named = line && [title(line), line.module, run.rows.phase[of]].filter(Boolean).join(' ');
-  return [
-    name(shortNameOf(view, event)),
-    h('strong', {}, duration(view.length[event]) || '0'),
-    ` from ${duration(view.start[event])} · ${view.lanes[view.rows[view.row[event]].lane].name}`,
-    named && named !== nameOf(view, event) && name(named, 'name of'),
-  ].filter(Boolean);
-}
-
 function keyPressed(view, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
   const at = view.canvas.matches(':hover') ? view.pointed : undefined; // zoom at the mouse, as other profilers do
-  const act = {
+  actOnKey(event, {
     w: () => zoom(view, 0.7, at),
     s: () => zoom(view, 1 / 0.7, at),
     a: () => pan(view, -0.15),
@@ -121,17 +104,15 @@ function keyPressed(view, event) {
       select(view, -1);
       pick(view, null, true);
     },
-    Enter: () => {
-      if (view.selected >= 0) {
-        const from = view.start[view.selected],
-          long = Math.max(view.length[view.selected], SHORTEST);
-        show(view, from - long * 0.1, from + long * 1.1);
-      } else if (view.interval) show(view, ...view.interval);
-    },
-  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!act) return;
-  event.preventDefault();
-  act();
+    Enter: () => zoomToSelection(view),
+  });
+}
+
+function zoomToSelection(view) {
+  if (view.selected < 0) return view.interval && show(view, ...view.interval);
+  const from = view.start[view.selected],
+    long = Math.max(view.length[view.selected], SHORTEST);
+  return show(view, from - long * 0.1, from + long * 1.1);
 }
 
 function eventSpan(view) {

@@ -1,13 +1,22 @@
 // The layer tree: bars by phase, sorting among siblings, search, filters, arrow keys.
+import {keptSort, placesOf, placesText, remember, UNFOLDED} from './address.js';
+import {colorKey, bar, button, choice, choiceOf, field, filterForm, hint, searchField, showAll} from './blocks.js';
+import {actOnKey, debounce, h, name} from './dom.js';
+import {layerHref, perStep} from './elements.js';
+import {deviceOf, INKS, measured, modulesIn, partsOf, PHASES, phasesIn, stepRange} from './model.js';
+import {foldedInside, isFold, lineAt, matchesAndAround, membersOf, placesInside} from './places.js';
+import {cellClass, columnsOf, headRow, LISTED, sorted, titleOf} from './table.js';
+import {count, inUnit, known, plural, share, unitFor} from './units.js';
+
 const LINES = 1000;
 
-function layersView(run, state) {
+export function layersView(run, state) {
   const tree = (state.tree ??= {table: 'Layers', initial: initiallyOpen(run), filtered: false, all: false, focus: -1});
   unfold(run, tree, (state.unfolded ??= {...UNFOLDED}));
-  const holder = h('div', {class: 'scroll wide'});
-  const status = h('p', {class: 'status', role: 'status'});
+  const holder = h('div.scroll.wide'),
+    status = h('p.status', {role: 'status'});
   const draw = () => {
-    drawTree(run, state, tree, holder, status, draw);
+    drawTree({run, state, tree, holder, status, draw});
     Object.assign(state.unfolded, {
       lines: placesText(unlike(tree.open, tree.initial)),
       listed: placesText(tree.single),
@@ -16,25 +25,20 @@ function layersView(run, state) {
     });
     remember();
   };
-  const filters = h(
-    'form',
-    {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
-    treeFilters(run, state, draw),
-  );
   draw();
   return [
-    h('h1', {}, 'Layers'),
+    h('h1', 'Layers'),
     perStep(run),
-    filters,
+    filterForm(layerFilters(run, state, draw)),
     status,
     holder,
-    h('p', {class: 'hint'}, 'Arrow keys: move, fold and unfold. Enter: open the layer, or list repeated layers. /: search.'),
+    hint('Arrow keys: move, fold and unfold. Enter: open the layer, or list repeated layers. /: search.'),
   ];
 }
 
 // Unfolds the lines that the URL says.
 function unfold(run, tree, {lines, listed, every, folded}) {
-  const places = text => placesOf(text, run.lines.length + run.folds.length);
+  const places = text => placesOf(text, run.places.length);
   Object.assign(tree, {open: unlike(tree.initial, places(lines)), single: places(listed), every: places(every)});
   tree.folded = places(folded);
 }
@@ -52,276 +56,202 @@ function initiallyOpen(run) {
   return new Set(all.filter(place => level(place) < deepest));
 }
 
-function treeFilters(run, state, draw) {
-  const filters = state.filters;
-  const set = (key, value) => {
+// The fields that filter the layers of the tree and the icicle.
+export function layerFilters(run, state, draw) {
+  const {filters} = state,
+    modules = modulesIn(run);
+  const set = key => value => {
     filters[key] = value;
     state.tree?.folded.clear();
     debounce(draw);
   };
-  const search = h('input', {
-    type: 'search',
-    id: 'search',
-    placeholder: 'Path or class',
-    value: filters.search,
-    autocomplete: 'off',
-    spellcheck: 'false',
-    'aria-keyshortcuts': '/',
-    oninput: event => set('search', event.target.value),
-  });
-  const parts = [
-    field('Search', search),
-    field(
-      'Phase',
-      choice('phase', [['', 'All phases'], ...phasesIn(run).map(phase => [phase, phase])], filters.phase, value =>
-        set('phase', value),
-      ),
-    ),
+  const times = Object.entries({gpu_ns: 'GPU', host_ns: 'Host'});
+  return [
+    searchField(filters.search, set('search'), {
+      placeholder: 'Path or class',
+      autocomplete: 'off',
+      spellcheck: 'false',
+    }),
+    choiceOf('Phase', 'phase', 'All phases', phasesIn(run), filters.phase, set('phase')),
+    modules.length > 0 && choiceOf('Class', 'module', 'All classes', modules, filters.module, set('module')),
+    run.layer_steps.steps > 0 && field('Steps', stepsInput(run, filters, draw)),
+    run.time === 'gpu_ns' &&
+      run.meta.host_ns !== null &&
+      field('Time', choice('time', times, filters.time || run.time, set('time'))),
   ];
-  if (modulesIn(run).length) {
-    parts.push(
-      field(
-        'Class',
-        choice('module', [['', 'All classes'], ...modulesIn(run).map(one => [one, one])], filters.module, value =>
-          set('module', value),
-        ),
-      ),
-    );
-  }
-  if (run.layer_steps.steps) parts.push(field('Steps', stepsInput(run, filters, draw)));
-  if (run.time === 'gpu_ns' && run.meta.host_ns !== null) {
-    parts.push(
-      field(
-        'Time',
-        choice(
-          'time',
-          [
-            ['gpu_ns', 'GPU'],
-            ['host_ns', 'Host'],
-          ],
-          filters.time || run.time,
-          value => set('time', value),
-        ),
-      ),
-    );
-  }
-  return parts;
 }
 
 function stepsInput(run, filters, draw) {
-  return h('input', {
-    id: 'steps',
-    size: 7,
-    placeholder: `0:${run.layer_steps.kept}`,
-    value: filters.steps,
-    inputmode: 'numeric',
-    title: 'Steps to include, such as 7 or 3:20 (without step 20). Empty: the whole profile.',
-    oninput: event => {
-      const wrong = stepRange(event.target.value, run.layer_steps.steps) === undefined;
-      event.target.setAttribute('aria-invalid', wrong);
-      if (!wrong) {
-        filters.steps = event.target.value;
-        debounce(draw);
-      }
-    },
-  });
+  const oninput = event => {
+    const wrong = stepRange(event.target.value, run.layer_steps.steps) === undefined;
+    event.target.setAttribute('aria-invalid', wrong);
+    if (wrong) return;
+    filters.steps = event.target.value;
+    debounce(draw);
+  };
+  const title = 'Steps to include, such as 7 or 3:20 (without step 20). Empty: the whole profile.',
+    placeholder = `0:${run.layer_steps.kept}`;
+  return h('input', {id: 'steps', size: 7, placeholder, value: filters.steps, inputmode: 'numeric', title, oninput});
 }
 
-function treeColumns(run, shown) {
-  const present = phase => shown.numbers.some(one => known(one[phase]));
-  const unit = unitFor(shown.numbers.map(one => one.total)),
-    host = unitFor(shown.numbers.map(one => one.host)),
-    each = unitFor(shown.numbers.map(one => one.slowest)),
-    device = shown.time === 'gpu_ns';
-  const timed = {show: value => inUnit(unit, value)};
-  const ofEach = key => ({title: `${titleOf('tree', key)} ${each.name}`, show: value => inUnit(each, value)});
-  const columns = columnsOf('tree', shown.numbers, {
+function treeColumns(run, {numbers, time, whole}) {
+  const present = key => numbers.some(one => known(one[key])),
+    device = time === 'gpu_ns';
+  const inUnitOf = key => {
+    const unit = unitFor(numbers.map(one => one[key]));
+    return {unit, timed: {show: value => inUnit(unit, value)}};
+  };
+  const named = (key, {unit, timed}) => ({title: `${titleOf('tree', key)} ${unit.name}`, ...timed}),
+    {unit, timed} = inUnitOf('total'),
+    each = inUnitOf('slowest');
+  const columns = columnsOf('tree', numbers, {
     ...Object.fromEntries(PHASES.map(phase => [phase, present(phase) && timed])),
     total: timed,
     self: timed,
-    share: {value: one => one.total, show: value => share(value, shown.whole)},
-    median: ofEach('median'),
-    slowest: ofEach('slowest'),
+    share: {value: one => one.total, show: value => share(value, whole)},
+    median: named('median', each),
+    slowest: named('slowest', each),
     index: {text: false},
-    iqr: ofEach('iqr'),
+    iqr: named('iqr', each),
     calls: present('calls') && {},
     kernels: run.time === 'gpu_ns' && present('kernels') && {show: value => count(value || null)},
-    host: device &&
-      present('host') && {title: `${titleOf('tree', 'host')} ${host.name}`, show: value => inUnit(host, value)},
+    host: device && present('host') && named('host', inUnitOf('host')),
   });
   return {columns, unit};
 }
 
-function drawTree(run, state, tree, holder, status, draw) {
-  const shown = withFolds(run, measured(run, state.filters), state.filters);
-  const {columns, unit} = treeColumns(run, shown);
+function drawTree(view) {
+  const {run, state, tree, holder, status, draw} = view,
+    measures = measured(run, state.filters),
+    {numbers} = measures,
+    {columns, unit} = treeColumns(run, measures);
   const all = [
-    {title: 'Layer', text: true, value: place => title(lineAt(run, place))},
-    ...columns.map(column => ({
-      ...column,
-      value: place => column.value(shown.numbers[place]),
-      class: `col-${column.name}`,
-    })),
+    {title: 'Layer', text: true, value: place => lineAt(run, place).title},
+    ...columns.map(column => ({...column, value: place => column.value(numbers[place]), class: `col-${column.name}`})),
   ];
   Object.assign(tree, keptSort(tree.table, all));
-  const {places, around, cut, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
+  const {places, around, cut} = visible(run, state.filters, tree, numbers, all[tree.by]?.value);
   if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
-  const layers = shown.numbers.filter((one, place) => !lineAt(run, place).other && one.total);
-  const longest = Math.max(1, ...(layers.length ? layers : shown.numbers).map(one => one.total ?? 0));
-  const part = tree.all ? places : places.slice(0, LINES);
-  const context = {run, shown, columns: all, longest, tree, draw, around};
-  const moreRow = fold => cutRow(fold, all.length + 1, cut, () => (tree.every.add(fold), draw()));
-  const head = h(
-    'tr',
-    {},
-    all.map((column, place) => heading(column, place, tree, draw)),
-  );
-  head.children[0].after(h('th', {scope: 'col', class: 'bars'}, legend(shown)));
-  const table = h(
-    'table',
-    {class: 'tree', role: 'treegrid', 'aria-label': 'Layers', onkeydown: event => treeKeyPressed(event, context)},
-    h('thead', {}, head),
-    h(
-      'tbody',
-      {},
-      part.map((place, row) => [
-        treeRow(place, context, part[row - 1]),
-        [...cut].filter(([, {last}]) => last === place).map(([fold]) => moreRow(fold)),
-      ]),
-    ),
-  );
-  const more = part.length < places.length && showAll(places.length, 'lines', () => ((tree.all = true), draw()));
-  holder.replaceChildren(table, more || '');
-  const what = shown.time === 'gpu_ns' ? 'GPU' : 'Host';
-  const kept =
-    run.layer_steps.kept < run.layer_steps.steps ? `; the page has the first ${count(run.layer_steps.kept)} steps` : '';
-  status.textContent = run.lines.length
-    ? `${what} time in ${unit.name}, ${plural(found, 'line')} of ${count(run.lines.length)}${kept}`
-    : 'No layers were recorded. Use emit_ranges(model).';
+  const layers = numbers.filter((one, place) => !lineAt(run, place).other && one.total),
+    longest = Math.max(1, ...(layers.length ? layers : numbers).map(one => one.total ?? 0)),
+    part = tree.all ? places : places.slice(0, LINES),
+    context = {...view, numbers, columns: all, longest, around};
+  const head = headRow(all, tree, draw);
+  head.children[0].after(h('th.bars', {scope: 'col'}, legend(numbers)));
+  const rows = part.map((place, row) => [
+    treeRow(place, context, part[row - 1]),
+    cut.filter(({last}) => last === place).map(fold => cutRow(fold, context)),
+  ]);
+  const keys = {role: 'treegrid', 'aria-label': 'Layers', onkeydown: event => treeKeyPressed(event, context)},
+    showLines = () => ((tree.all = true), draw()),
+    more = part.length < places.length && showAll(count(places.length), 'lines', showLines);
+  holder.replaceChildren(h('table.tree', keys, h('thead', head), h('tbody', rows)), more || '');
+  status.textContent = treeStatus(run, measures, unit);
 }
 
-function legend(shown) {
-  const bare = new Set(shown.numbers.filter(one => one.total && !PHASES.some(phase => one[phase])).map(one => one.kind));
-  const keys = INKS.filter(key => bare.has(key) || shown.numbers.some(one => known(one[key])));
-  return keys.map(key => h('span', {class: `key ${key}`}, key));
+function treeStatus(run, {numbers, time}, unit) {
+  if (!run.lines.length) return 'No layers were recorded. Use emit_ranges(model).';
+  const {kept, steps} = run.layer_steps,
+    matches = run.lines.filter(({place}) => numbers[place].matches).length,
+    some = kept < steps ? `; the page has the first ${count(kept)} steps` : '';
+  return `${deviceOf(time)} time in ${unit.name}, ${plural(matches, 'line')} of ${count(run.lines.length)}${some}`;
+}
+
+function legend(numbers) {
+  const parts = numbers.filter(one => one.total).flatMap(partsOf),
+    looks = new Set(parts.map(([look]) => look)),
+    keys = INKS.filter(key => looks.has(key) || numbers.some(one => known(one[key])));
+  return keys.map(key => colorKey(key));
 }
 
 // The visible lines in order: lines that match and their parents, without folded ones. `around` has their depths and
 // parents: a layer that is listed in a fold is a level deeper than in its model. `cut` has the folds that list only their
 // first layers, with the last line of these.
-function visible(run, filters, tree, shown, value) {
+function visible(run, filters, tree, numbers, value) {
   tree.filtered = Boolean(filters.search.trim() || filters.module || filters.phase);
-  const needed = neededPlaces(run, shown.numbers);
-  const places = [],
-    cut = new Map(),
+  const needed = matchesAndAround(run, numbers),
+    places = [],
+    cut = [],
     around = new Map();
   const visit = (inside, parent, listed) => {
     const some = inside.filter(place => needed.has(place)),
       ordered = value ? sorted(some, value, tree.down) : some,
-      whole = !listed || tree.every.has(parent) || some.length <= LISTED;
+      whole = !listed || tree.every.has(parent) || some.length <= LISTED,
+      depth = parent < 0 ? 0 : around.get(parent).depth + 1;
     for (const place of whole ? ordered : ordered.slice(0, LISTED)) {
       places.push(place);
-      around.set(place, {parent, depth: parent < 0 ? 0 : around.get(parent).depth + 1});
-      const single = isOpen(tree, place) && isSingle(run, tree, shown, needed, place);
+      around.set(place, {parent, depth});
+      const single = isOpen(tree, place) && isSingle(run, tree, numbers, needed, place);
       if (isOpen(tree, place)) visit(placesInside(run, place, single), place, single);
     }
-    if (!whole) cut.set(parent, {last: places.at(-1), number: some.length, depth: around.get(parent).depth + 1});
+    if (!whole) cut.push({fold: parent, last: places.at(-1), number: some.length, depth});
   };
   visit(placesInside(run, -1), -1, false);
-  return {places, around, cut, found: run.lines.filter(line => shown.numbers[line.place].matches).length};
-}
-
-// The lines and folds that match, and all around them.
-function neededPlaces(run, numbers) {
-  const needed = new Set(),
-    foldsOf = new Map();
-  run.folds.forEach((fold, number) => {
-    for (const member of fold.members) foldsOf.set(member, [...(foldsOf.get(member) ?? []), run.lines.length + number]);
-  });
-  const pending = numbers.flatMap((one, place) => (one.matches ? [place] : []));
-  while (pending.length) {
-    const place = pending.pop();
-    if (place < 0 || needed.has(place)) continue;
-    needed.add(place);
-    pending.push(lineAt(run, place).parent, ...(foldsOf.get(place) ?? []));
-  }
-  return needed;
+  return {places, around, cut};
 }
 
 // Whether a fold lists its members: if the user says so, or if only single members match.
-function isSingle(run, tree, shown, needed, place) {
+function isSingle(run, tree, numbers, needed, place) {
   if (!isFold(run, place)) return false;
-  const some = at => shown.numbers[at].matches || placesInside(run, at).some(some);
+  const some = at => numbers[at].matches || placesInside(run, at).some(some);
   return tree.single.has(place) || (tree.filtered && needed.has(place) && !some(place));
 }
 
+// The first cell of a row, indented by its depth.
+function labelCell(depth, ...children) {
+  const label = h('div.label', children);
+  label.style.setProperty('--depth', String(Math.min(depth, 12)));
+  return label;
+}
+
 // The row that ends the first layers of a fold, with a button that shows all.
-function cutRow(fold, columns, cut, act) {
-  const {number, depth} = cut.get(fold),
-    holder = h('div', {class: 'label'}, h('span', {class: 'fold'}), showAll(number, 'layers', act));
-  holder.style.setProperty('--depth', Math.min(depth, 12));
-  return h('tr', {role: 'row'}, h('td', {role: 'gridcell', class: 'text', colspan: columns}, holder));
+function cutRow({fold, number, depth}, {tree, columns, draw}) {
+  const more = showAll(count(number), 'layers', () => (tree.every.add(fold), draw())),
+    label = labelCell(depth, h('span.fold'), more);
+  return h('tr', {role: 'row'}, h('td.text', {role: 'gridcell', colspan: columns.length + 1}, label));
 }
 
 function treeRow(place, context, before) {
-  const {run, shown, columns, longest, tree, draw, around} = context;
-  const line = lineAt(run, place),
-    {depth, parent} = around.get(place),
-    numbers = shown.numbers[place],
-    inner = hasInside(run, tree, place);
-  const opened_ = inner && isOpen(tree, place);
-  const fold = inner
-    ? h(
-        'button',
-        {
-          type: 'button',
-          class: 'fold',
-          tabindex: '-1',
-          'aria-hidden': 'true',
-          onclick: () => {
-            toggle(tree, place);
-            draw();
-          },
-        },
-        opened_ ? '▾' : '▸',
-      )
-    : h('span', {class: 'fold'});
-  const label = isFold(run, place)
-    ? foldLabel(line, tree, draw)
-    : h('a', {href: `#layer/${place}`, tabindex: '-1'}, name(isFold(run, parent) ? title(line) : line.label));
-  const first = h(
-    'th',
-    {scope: 'row', role: 'rowheader', class: 'text'},
-    h(
-      'div',
-      {class: 'label'},
-      fold,
-      label,
-      line.module && name(line.module, 'module'),
-      line.count &&
-        h('a', {class: 'count', href: partLink(place), title: 'Times of the repeated layers'}, line.count),
-    ),
-  );
-  first.firstChild.style.setProperty('--depth', Math.min(depth, 12));
-  const gap = line.other && before !== undefined && !lineAt(run, before).other ? ' gap' : '';
+  const {run, numbers, columns, longest, tree, around} = context,
+    line = lineAt(run, place),
+    {depth} = around.get(place),
+    inner = hasInside(run, tree, place),
+    gap = line.other && before !== undefined && !lineAt(run, before).other ? ' gap' : '';
+  const attributes = {
+    role: 'row',
+    'data-place': place,
+    'aria-level': depth + 1,
+    'aria-expanded': inner ? String(isOpen(tree, place)) : null,
+    tabindex: tree.focus === place ? '0' : '-1',
+    class: (numbers[place].matches ? '' : 'context') + gap,
+    onfocus: () => (tree.focus = place),
+  };
+  const cells = columns.slice(1).map(column => {
+    const text = column.show(column.value(place));
+    return h('td', {role: 'gridcell', class: cellClass(column)}, text);
+  });
   return h(
     'tr',
-    {
-      role: 'row',
-      'data-place': place,
-      'aria-level': depth + 1,
-      'aria-expanded': inner ? String(opened_) : null,
-      tabindex: tree.focus === place ? '0' : '-1',
-      class: (numbers.matches ? '' : 'context') + gap,
-      onfocus: () => {
-        tree.focus = place;
-      },
-    },
-    first,
-    h('td', {class: 'bars', role: 'gridcell'}, bars(numbers, longest)),
-    columns
-      .slice(1)
-      .map(column => h('td', {role: 'gridcell', class: cellClass(column)}, column.show(column.value(place)))),
+    attributes,
+    h('th.text', {scope: 'row', role: 'rowheader'}, treeLabel(place, context, inner)),
+    h('td.bars', {role: 'gridcell'}, bar(partsOf(numbers[place]), longest)),
+    cells,
+  );
+}
+
+function treeLabel(place, {run, tree, draw, around}, inner) {
+  const line = lineAt(run, place),
+    {depth, parent} = around.get(place),
+    flip = () => (toggle(tree, place), draw()),
+    hidden = {class: 'fold', tabindex: '-1', 'aria-hidden': 'true'};
+  return labelCell(
+    depth,
+    inner ? button(isOpen(tree, place) ? '▾' : '▸', flip, hidden) : h('span.fold'),
+    isFold(run, place)
+      ? foldLabel(line, tree, draw)
+      : h('a', {href: layerHref(place), tabindex: '-1'}, name(isFold(run, parent) ? line.title : line.label)),
+    line.module && name(line.module, 'module'),
+    line.count && h('a.count', {href: layerHref(place), title: 'Times of the repeated layers'}, line.count),
   );
 }
 
@@ -332,36 +262,15 @@ function hasInside(run, tree, place) {
 
 // The label of a fold: a button that lists its layers separately, or sums them up again.
 function foldLabel(fold, tree, draw) {
-  return h(
-    'button',
-    {
-      type: 'button',
-      class: 'link',
-      tabindex: '-1',
-      'aria-pressed': String(tree.single.has(fold.place)),
-      title: tree.single.has(fold.place) ? 'Fold the layers into one line' : `List all ${count(fold.members.length)} layers`,
-      onclick: () => {
-        listMembers(tree, fold.place);
-        draw();
-      },
-    },
-    name(fold.label),
-  );
+  const single = tree.single.has(fold.place),
+    title = single ? 'Fold the layers into one line' : `List all ${count(fold.members.length)} layers`,
+    flip = () => (listMembers(tree, fold.place), draw());
+  return button(name(fold.label), flip, {class: 'link', tabindex: '-1', 'aria-pressed': String(single), title});
 }
 
 function listMembers(tree, place) {
   if (!tree.single.delete(place)) tree.single.add(place);
   if (!isOpen(tree, place)) toggle(tree, place);
-}
-
-function bars(numbers, longest) {
-  const known_ = PHASES.filter(phase => numbers[phase]);
-  const parts = known_.length ? known_.map(phase => [phase, numbers[phase]]) : [[numbers.kind, numbers.total]];
-  return h(
-    'div',
-    {class: 'bar', 'aria-hidden': 'true'},
-    parts.map(([phase, ns]) => ns > 0 && withWidth(h('span', {class: phase}), (100 * ns) / longest)),
-  );
 }
 
 // Whether a line is unfolded. With a filter, all lines are unfolded until the user folds them.
@@ -374,49 +283,35 @@ function toggle(tree, place) {
   if (!set.delete(place)) set.add(place);
 }
 
-function treeKeyPressed(event, context) {
+function treeKeyPressed(event, {run, tree, draw, around}) {
   const row = event.target.closest('tbody tr');
   if (!row || event.target !== row) return;
-  const {run, tree, draw, around} = context,
-    place = Number(row.dataset.place);
-  const to = (element, way = 'nextElementSibling') => {
-    while (element && !element.dataset.place) element = element[way]; // a row with "Show all"
-    if (element) focusRow(tree, row, element);
-  };
-  const again = () => {
+  const place = Number(row.dataset.place),
+    rows = [...row.parentNode.children].filter(one => one.dataset.place), // without those with "Show all"
+    at = rows.indexOf(row),
+    inner = hasInside(run, tree, place),
+    open = inner && isOpen(tree, place);
+  const to = other => other && focusRow(tree, row, other);
+  const change = (act, ...args) => {
+    act(tree, ...args);
     draw();
     /** @type {HTMLElement} */ (document.querySelector(`tr[data-place="${place}"]`))?.focus();
   };
-  const inner = hasInside(run, tree, place);
-  const act = {
-    ArrowDown: () => to(row.nextElementSibling),
-    ArrowUp: () => to(row.previousElementSibling, 'previousElementSibling'),
-    Home: () => to(row.parentNode.firstElementChild),
-    End: () => to(row.parentNode.lastElementChild, 'previousElementSibling'),
-    ArrowRight: () => {
-      if (!inner) return;
-      if (isOpen(tree, place)) to(row.nextElementSibling);
-      else {
-        toggle(tree, place);
-        again();
-      }
-    },
+  actOnKey(event, {
+    ArrowDown: () => to(rows[at + 1]),
+    ArrowUp: () => to(rows[at - 1]),
+    Home: () => to(rows[0]),
+    End: () => to(rows.at(-1)),
+    ArrowRight: () => (open ? to(rows[at + 1]) : inner && change(toggle, place)),
     ArrowLeft: () => {
-      if (inner && isOpen(tree, place)) {
-        toggle(tree, place);
-        again();
-      } else to(row.parentNode.querySelector(`tr[data-place="${around.get(place).parent}"]`));
+      if (open) change(toggle, place);
+      else to(rows.find(({dataset}) => Number(dataset.place) === around.get(place).parent));
     },
     Enter: () => {
-      if (isFold(run, place)) {
-        listMembers(tree, place);
-        again();
-      } else location.hash = `#layer/${place}`;
+      if (isFold(run, place)) change(listMembers, place);
+      else location.hash = layerHref(place);
     },
-  }[event.key];
-  if (!act) return;
-  event.preventDefault();
-  act();
+  });
 }
 
 function focusRow(tree, from, to) {

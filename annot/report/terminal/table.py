@@ -36,7 +36,7 @@ from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 
 __all__ = [
-    "as_text", "hot_table", "kernel_table", "label_text", "print_rest", "print_table", "saving", "table_of",
+    "NO_BOUND", "as_text", "hot_table", "kernel_table", "label_text", "print_rest", "print_table", "saving", "table_of",
     "with_printed_names",
 ]  # fmt: skip
 
@@ -328,13 +328,13 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
     return lines[:-1]
 
 
-_NO_BOUND: Final = 0.9995
+NO_BOUND: Final = 0.9995
 """Saving from which the bound is the whole step in tables, which says nothing."""
 
 
 def saving(saves: float, meta: Mapping[str, Any]) -> str:
     """Return the saving of a piece of advice, a share (0 to 1) of the time of a step or run, in words."""
     whole = "step" if meta["steps"] else "run"
-    if saves >= _NO_BOUND:
+    if saves >= NO_BOUND:
         return f"an unknown part of the {whole}"
     return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself, but shows where time goes"

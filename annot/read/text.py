@@ -1,7 +1,7 @@
-"""Encodings, localised numbers and time units in the CSV output of NVIDIA's profilers.
+"""Texts that readers parse and write: encodings, localised numbers, time units, and sentences for the notes.
 
-Users redirect this output from a terminal to a file. A Windows shell adds a byte order mark or writes UTF-16, and lines
-of the profiled program and of the profiler stand between the rows.
+Users redirect the CSV output of NVIDIA's profilers from a terminal to a file. A Windows shell adds a byte order mark or
+writes UTF-16, and lines of the profiled program and of the profiler stand between the rows.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import codecs
 import csv
 import math
 import re
+from collections import Counter
+from collections.abc import Collection
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from annot.errors import AnnotError
-
-__all__ = ["decoded", "integer", "nanoseconds", "number", "read_text", "split_line"]
+__all__ = ["counted", "decoded", "integer", "listed", "nanoseconds", "number", "read_text", "sentences", "split_line"]
 
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -29,13 +30,13 @@ _NANOSECONDS: Final = {
     "ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9, "second": 10**9,
 }  # fmt: skip
 
+_NOUN: Final = re.compile(r"\{([^{}]+)\}")
+_MOST_NAMED: Final = 3
+
 
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8 or UTF-16, with line feeds as line ends."""
-    try:
-        return decoded(path.read_bytes())
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+    return decoded(path.read_bytes())
 
 
 def decoded(data: bytes) -> str:
@@ -102,3 +103,39 @@ def _plain(text: str) -> str | None:
         text = text.replace(".", "")
     text = text.replace(",", ".", 1)
     return text if "," not in text and text.count(".") < 2 else None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, the singular of a noun with a regular plural.
+
+    Example:
+        >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch"), counted(3, "replay")
+        ('1 copy', '1,234 copies', '2 graph launches', '3 replays')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if re.search(r"[^aeiou]y$", noun):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def listed(names: Collection[str]) -> str:
+    """Return names, separated by commas. A long list ends with the number of the other names.
+
+    Example:
+        >>> listed(["a.json", "b.json"]), listed([f"{number}.json" for number in range(9)])
+        ('a.json, b.json', '0.json, 1.json, 2.json and 6 more')
+    """
+    shown = ", ".join(islice(names, _MOST_NAMED))
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED:,} more"
+
+
+def sentences(notes: Counter[str]) -> list[str]:
+    """Return the notes that apply. The first noun in braces gets the count of the note.
+
+    Example:
+        >>> sentences(Counter({"annot skipped {range} without a thread.": 2, "annot skipped {invalid event}.": 0}))
+        ['annot skipped 2 ranges without a thread.']
+    """
+    matches = ((text, number, _NOUN.search(text)) for text, number in notes.items() if number)
+    return [text.replace(noun[0], counted(number, noun[1]), 1) if noun else text for text, number, noun in matches]

@@ -1,4 +1,4 @@
-"""Mark with the threads of a process that trains on the CPU."""
+"""Marks with the rank of a process, and with the threads of a process that trains on the CPU."""
 
 from __future__ import annotations
 
@@ -8,32 +8,44 @@ from typing import Any, Final
 import torch
 
 from annot.emit import client, guard
-from annot.labels.marks import format_cpu
-
-__all__ = ["say_threads"]
+from annot.labels.marks import format_cpu, format_rank
 
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_distributed: Final[Any] = torch.distributed
+
+
+def say_rank() -> None:
+    """Emit the mark with rank and world size, if this is a process of a distributed run."""
+    if _is_distributed():
+        rank, world_size = _distributed.get_rank(), _distributed.get_world_size()
+    else:
+        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
+        if not (rank.isdecimal() and world_size.isdecimal()):
+            return
+    client.mark(client.event(format_rank(int(rank), int(world_size)), category="collective", few=True))
 
 
 def say_threads() -> None:
     """Emit the mark of `annot.labels.marks.format_cpu`, unless the process uses CUDA."""
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
-        guard.attempt(lambda: client.mark(client.event(format_cpu(_facts()), few=True)), otherwise=None)
+        guard.mark(lambda: format_cpu(_facts()))
 
 
 def _facts() -> dict[str, int | str]:
     facts: dict[str, int | str] = {"threads": torch.get_num_threads(), "cores": _cores()}
-    distributed: Any = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        facts["backend"] = str(distributed.get_backend())
-        world = distributed.get_world_size()
+    if _is_distributed():
+        facts["backend"] = str(_distributed.get_backend())
         local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun
         if local.isdecimal():
             facts["ranks"] = int(local)
         elif os.environ.get("MASTER_ADDR") in _LOCAL:
-            facts["ranks"] = world
+            facts["ranks"] = _distributed.get_world_size()
     return facts
+
+
+def _is_distributed() -> bool:
+    return bool(_distributed.is_available() and _distributed.is_initialized())
 
 
 def _cores() -> int:

@@ -1,0 +1,41 @@
+// Advice: what to change, how much it saves, why, where and how.
+import {list} from './blocks.js';
+import {h} from './dom.js';
+import {whereText} from './elements.js';
+import {known, percent} from './units.js';
+
+// What advice saves at most; null: the bound says nothing.
+function gain({saves}, show, of) {
+  if (!known(saves)) return `Saves an unknown part${of}`;
+  return saves ? ['Saves at most ', show(percent(saves)), of] : 'Saves no time by itself';
+}
+
+export function adviceList(run, advice) {
+  const of = ` of the ${run.meta.steps ? 'step' : 'run'}`;
+  const items = advice.map(item => [
+    h('strong', item.advice),
+    h('p', gain(item, String, of), '.'),
+    h('p', `${item.evidence}.`),
+    whereText(run, item.where, 8),
+    code(item),
+  ]);
+  return list('ol.advice', items);
+}
+
+export function adviceCards(run, advice) {
+  const items = advice.map(item => [
+    h(
+      'p.gain',
+      gain(item, text => h('strong', text), ''),
+    ),
+    h('h3', item.advice),
+    h('p', `${item.evidence}.`),
+    whereText(run, item.where, 3),
+    h('details', h('summary', 'How'), code(item)),
+  ]);
+  return list('ol.best', items);
+}
+
+function code(item) {
+  return h('pre', {tabindex: '0'}, h('code', item.code));
+}
