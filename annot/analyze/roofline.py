@@ -35,7 +35,7 @@ from annot.analyze.work.layer_work import by_text, layer_work
 from annot.analyze.work.operators import work_of_labels
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times
-from annot.attribution.dense_ids import Numbers
+from annot.attribution.column_ops import Numbers
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer, phases_of_nodes
 from annot.attribution.range_trees import Forest, inside_engine_range

@@ -2,21 +2,80 @@
 
 The fallbacks are the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers
 start at 0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
+
+The loops take one integer column where attribution needs several values per row. Grouping and searching one integer
+column is also faster than grouping and searching two. The layouts of these integers:
+
+    owner code   Int32   range that owns a launch (`by_time`, `guessed`, `owner_columns`)
+                         bit 30       BY_TIME: the range is of another thread than the launch
+                         bit 29       GUESSED: several ranges of the process were innermost at the launch
+                         bits 0-28    row of the range in `Forest.tree`
+                         -1           NONE: the launch is outside any range
+                         -2           LEFT_OUT: the launch is in a step that was not requested
+                         GUESSED occurs only with ranges of processes. Without them, rows take bits 0-29.
+
+    pair         Int64   two numbers that sort as (high, low) (`pair`, `high_of`, `low_of`)
+                         bits 32-63   high number, at least -1
+                         bits 0-31    low number, at least 0
+                         Sums of pairs are pairs of sums, as long as the low sums stay below 2^32.
+
+    layer key    Int32   key of a layer, or of a chain of layers while `annot.attribution.range_trees` builds paths
+                         bit 30       CHAIN: bits 0-29 are the number of a chain
+                         bits 0-29    key in `Keys`, or number of a chain
+                         -1           NONE: the range adds nothing to its path
+
+    text key     Int64   domain, text, call and role of a range within one block (`annot.attribution.ingest`)
+                         bits 24-63   code of the text; with calls: text · (calls + 1) + code of the call
+                         bits 4-23    code of the domain
+                         bits 0-3     code of the role
+                         Code 0 is null.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 import polars as pl
 
 from annot.native import tables
 
 __all__ = [
-    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "one_chunk", "order",
-    "outermost", "parents", "paths",
-]  # fmt: skip
+    "ANY",
+    "CHAIN",
+    "LEFT_OUT",
+    "NONE",
+    "TEXT_KEY_UNITS",
+    "LaunchTable",
+    "Numbers",
+    "Sums",
+    "Threads",
+    "Tree",
+    "by_time",
+    "codes",
+    "crossing",
+    "enclosing",
+    "fold",
+    "guessed",
+    "high_of",
+    "innermost",
+    "innermost_around",
+    "inside",
+    "known",
+    "low_of",
+    "one_chunk",
+    "order",
+    "outermost",
+    "owner_columns",
+    "pair",
+    "parents",
+    "paths",
+    "spans_of",
+]
 
 NONE: Final = -1
 _ABSENT: Final = -1 << 31
@@ -290,3 +349,210 @@ def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
         if above[row] != NONE:
             totals[above[row]] += totals[row]
     return pl.Series(values.name, totals, pl.Int64)
+
+
+BY_TIME: Final = 1 << 30
+GUESSED: Final = 1 << 29
+LEFT_OUT: Final = -2
+CHAIN: Final = 1 << 30
+TEXT_KEY_UNITS: Final = {"text": 1 << 24, "domain": 1 << 4, "role": 1}
+"""Value of the lowest bit of each part of a text key."""
+
+_LOW_BITS: Final = 32
+_HIGH_UNIT: Final = 1 << _LOW_BITS
+
+_Column = TypeVar("_Column", pl.Series, pl.Expr)
+
+
+def by_time(rows: pl.Series) -> pl.Series:
+    """Return the owner codes of launches that belong to ranges (rows, Int32) of other threads."""
+    return rows + BY_TIME
+
+
+def guessed(rows: pl.Series, several: pl.Series) -> pl.Series:
+    """Return owner codes of ranges (rows, Int32, may be null) with GUESSED set where several ranges were innermost."""
+    return rows + several.cast(pl.Int32) * GUESSED
+
+
+def owner_columns(code: str, *, guesses: bool) -> list[pl.Expr]:
+    """Return the columns by_time, guessed (Boolean) and range (row, Int32; NONE outside any range) of owner codes.
+
+    Without `guesses`, bit 29 is part of the row.
+
+    Example:
+        >>> codes = {"code": [7, by_time(pl.Series([7]))[0], guessed(pl.Series([7]), pl.Series([True]))[0], -1, -2]}
+        >>> pl.DataFrame(codes).select(owner_columns("code", guesses=True)).rows()
+        [(False, False, 7), (True, False, 7), (False, True, 7), (False, False, -1), (False, False, -1)]
+    """
+    value = pl.col(code)
+    late = (value >= BY_TIME).fill_null(False)
+    row, guess = value - late * BY_TIME, pl.lit(False)
+    if guesses:
+        guess = ~late & (value >= GUESSED).fill_null(False)
+        row -= guess * GUESSED
+    row = pl.when(value >= 0).then(row).otherwise(NONE).cast(pl.Int32)
+    return [late.alias("by_time"), guess.alias("guessed"), row.alias("range")]
+
+
+def pair(high: _Column, low: _Column) -> _Column:
+    """Return pairs (Int64) of integers."""
+    return high.cast(pl.Int64) * _HIGH_UNIT + low.cast(pl.Int64)
+
+
+def high_of(pairs: pl.Series) -> pl.Series:
+    """Return the high numbers of pairs (Int64)."""
+    return pairs // _HIGH_UNIT
+
+
+def low_of(pairs: pl.Series) -> pl.Series:
+    """Return the low numbers of pairs (Int64). Polars' ``%`` rounds down, so a high number of -1 is fine."""
+    return pairs % _HIGH_UNIT
+
+
+class Numbers:
+    """Dense ids of 64-bit values, from 0 in order of appearance."""
+
+    def __init__(self) -> None:
+        self.known = pl.Series("value", [], pl.Int64)
+        """The values (Int64). The row is the id."""
+
+    def of(self, values: pl.Series) -> pl.Series:
+        """Return the id (Int32) of each value (Int64), -1 for null."""
+        ids = codes(values, self.known)
+        new = ((ids == NONE) & values.is_not_null()).arg_true()
+        if new.is_empty():
+            return ids
+        added = values.gather(new)
+        first = added.unique(maintain_order=True)
+        ids = ids.scatter(new, codes(added, first) + len(self.known))
+        self.known = pl.concat([self.known, first.alias("value")])
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Codes of threads and processes.
+
+    `table` has thread and process as numbered in the profile (Int64), and process_code (Int32). The row is the code of
+    the thread.
+    """
+
+    table: pl.DataFrame
+
+    @classmethod
+    def of(cls, table: pl.DataFrame) -> Threads:
+        """Return the codes for a table of thread and process with a row per thread."""
+        return cls(table.sort("thread").with_columns(process_code=pl.col("process").rank("dense").cast(pl.Int32) - 1))
+
+    def codes(self, threads: pl.Series) -> pl.Series:
+        """Return the code of each thread (Int32), -1 for null and for threads without ranges."""
+        return codes(threads, self.table["thread"])
+
+    def of_process(self, code: int) -> list[int]:
+        """Return the codes of the threads of a process."""
+        rows = self.table.select((pl.col("process_code") == code).arg_true())
+        return rows.to_series().to_list()
+
+
+ANY: Final = -1
+"""Thread code that stands for any thread."""
+
+
+def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series) -> pl.Series:
+    """Return the row of the shortest range around each range whose key is above its own (Int32), -1 without one.
+
+    Of equally short ranges, the last one is returned. A range comes after the ranges around it. `key` is a row of
+    `above` (Int32), which has the next key above each key, smaller than the key itself, -1 at the top.
+    """
+    native = tables()
+    if native is not None:
+        return pl.Series(native.enclosing(*one_chunk(start, end, key, above))).alias("parent")
+    starts, ends, higher = start.to_list(), end.to_list(), above.to_list()
+    running: defaultdict[int, list[int]] = defaultdict(list)
+    parents = []
+    for row, of_key in enumerate(key.to_list()):
+        best, around = NONE, higher[of_key]
+        while around != NONE:
+            others = running[around]
+            others[:] = [other for other in others if ends[other] >= starts[row]]
+            for other in others:
+                # Of equally short ranges, the last one is innermost.
+                if ends[other] >= ends[row] and (
+                    best == NONE or (ends[other] - starts[other], -other) < (ends[best] - starts[best], -best)
+                ):
+                    best = other
+            around = higher[around]
+        parents.append(best)
+        running[of_key].append(row)
+    return pl.Series("parent", parents, pl.Int32)
+
+
+def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Series) -> tuple[pl.Series, pl.DataFrame]:
+    """Return the innermost ranges at each moment. An open range is innermost if no range inside it is open.
+
+    A moment is the time between two consecutive starts or ends. Moment 0 is before the first start. Start and end of a
+    range are inclusive. `start` ascends, thread codes start at 0, and the parent of a row is smaller than the row, -1
+    at the top.
+
+    The result is the number of innermost ranges at each moment (Int32), and a table of changes: from moment (Int64) on,
+    range (Int32) is the innermost range of thread (Int32, or `ANY`) that started last, -1 without one. Moments ascend.
+    """
+    by_end = pl.DataFrame({"end": end, "row": pl.int_range(len(end), dtype=pl.Int32, eager=True)})
+    by_end = by_end.sort("end", "row", descending=[False, True])
+    native = tables()
+    if native is not None:
+        counts, *changes = map(pl.Series, native.innermost(*one_chunk(start, end, thread, parent, by_end["row"])))
+        return counts.alias("count"), pl.DataFrame(dict(zip(("thread", "moment", "range"), changes, strict=True)))
+    threads, above = thread.to_list(), parent.to_list()
+    instants = [(at, False, row) for row, at in enumerate(start)] + [(at, True, row) for at, row in by_end.iter_rows()]
+    innermost_rows, inside, last = set[int](), [0] * len(threads), dict[int, int]()
+    numbers, noted = [0], list[tuple[int, int, int]]()
+    for _, ends, row in sorted(instants, key=itemgetter(0, 1)):
+        around = above[row]
+        (innermost_rows.discard if ends else innermost_rows.add)(row)
+        if around != NONE:
+            inside[around] += -1 if ends else 1
+            (innermost_rows.discard if inside[around] else innermost_rows.add)(around)
+        for of_thread in (ANY, threads[row], *([threads[around]] if around != NONE else [])):
+            best = max((other for other in innermost_rows if of_thread in (ANY, threads[other])), default=NONE)
+            if last.get(of_thread, NONE) != best:
+                last[of_thread] = best
+                noted.append((of_thread, len(numbers), best))
+        numbers.append(len(innermost_rows))
+    schema = {"thread": pl.Int32, "moment": pl.Int64, "range": pl.Int32}
+    return pl.Series("count", numbers, pl.Int32), pl.DataFrame(noted, schema=schema, orient="row")
+
+
+def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:
+    """Return the first start and the last end (ns) of the ranges of each thread (code)."""
+    spans = ranges.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+    return {thread: (start, end) for thread, start, end in spans.iter_rows()}
+
+
+def innermost_around(
+    calls: pl.DataFrame,
+    tree: Tree,
+    ranges: pl.DataFrame,
+    spans: Mapping[int, tuple[int, int]],
+    threads: Iterable[int],
+) -> pl.Series:
+    """Return the row (Int32) of the innermost range of some threads around each call, -1 outside any range.
+
+    The innermost range is the last one to start, then the first one to end. The calls have start and end (ns), in order
+    of start; `ranges` has start and end of each row of the tree; `spans` is the result of `spans_of`.
+    """
+    starts, ends = ranges["start"], ranges["end"]
+    best = pl.Series("range", [NONE], pl.Int32).new_from_index(0, calls.height)
+    for thread in threads:
+        first, last = spans[thread]
+        begin = int(calls["start"].search_sorted(first, "left"))
+        covered_calls = calls[begin : int(calls["start"].search_sorted(last, "right"))]
+        there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, covered_calls.height)
+        owners = tree.owners(there, covered_calls["start"], covered_calls["end"])
+        hit = (owners != NONE).arg_true()
+        new, old = owners.gather(hit), best.gather(hit + begin)
+        current = known(old)
+        later, same = starts.gather(new) > starts.gather(current), starts.gather(new) == starts.gather(current)
+        takes = (later | (same & (ends.gather(new) < ends.gather(current)))).fill_null(True)
+        best = best.scatter((hit + begin).filter(takes), new.filter(takes))
+    return best

@@ -15,9 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.bit_layout import LEFT_OUT, high_of, low_of, owner_columns, pair
-from annot.attribution.column_ops import NONE, one_chunk
-from annot.attribution.dense_ids import Numbers
+from annot.attribution.column_ops import LEFT_OUT, NONE, Numbers, high_of, low_of, one_chunk, owner_columns, pair
 from annot.attribution.launches import Launches
 from annot.attribution.nesting import Key, Nodes
 from annot.attribution.range_trees import Forest, loops

@@ -23,8 +23,7 @@ from typing import Final, TypeAlias
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.bit_layout import pair
-from annot.attribution.dense_ids import Numbers
+from annot.attribution.column_ops import Numbers, pair
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.range_trees import Forest, grow
 from annot.labels.tag import DOMAIN

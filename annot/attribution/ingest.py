@@ -27,10 +27,8 @@ from typing import Final
 
 import polars as pl
 
-from annot.attribution import column_ops, process_column_ops
-from annot.attribution.bit_layout import TEXT_KEY_UNITS
-from annot.attribution.dense_ids import Threads
-from annot.attribution.nesting import innermost_around, spans_of
+from annot.attribution import column_ops
+from annot.attribution.column_ops import TEXT_KEY_UNITS, Threads, innermost_around, spans_of
 from annot.labels import layer_path, tag
 from annot.labels.foreign import (
     BATCH,
@@ -271,7 +269,7 @@ def _parents(rows: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
     numbers = [keys.number(process, label) for process, label in distinct.iter_rows()]
     distinct = distinct.with_columns(pl.Series("key", numbers, pl.Int32))
     key = rows.join(distinct, on=["process_code", "label"], how="left", maintain_order="left")["key"]
-    return process_column_ops.enclosing(rows["start"], rows["end"], key, pl.Series(keys.above, dtype=pl.Int32))
+    return column_ops.enclosing(rows["start"], rows["end"], key, pl.Series(keys.above, dtype=pl.Int32))
 
 
 def _thread_parents(
@@ -439,7 +437,7 @@ def _code_of_texts(texts: pl.Series) -> pl.Series:
 def _distinct(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     """Return the distinct domains, texts and roles (String), and the row of each range in that table.
 
-    Ranges are grouped by their text key (see `annot.attribution.bit_layout`).
+    Ranges are grouped by their text key (see `annot.attribution.column_ops`).
     """
     text = ranges["text"]
     text_code = _code_of_texts(text) if text.dtype == pl.String else text.to_physical()

@@ -13,11 +13,20 @@ from functools import cached_property
 
 import polars as pl
 
-from annot.attribution import column_ops, process_column_ops
-from annot.attribution.bit_layout import LEFT_OUT, by_time, guessed, high_of, low_of, pair
-from annot.attribution.dense_ids import Numbers
+from annot.attribution import column_ops
+from annot.attribution.column_ops import (
+    LEFT_OUT,
+    Numbers,
+    by_time,
+    guessed,
+    high_of,
+    innermost_around,
+    low_of,
+    pair,
+    spans_of,
+)
 from annot.attribution.ingest import LAYER_PHASES
-from annot.attribution.nesting import CrossingRanges, innermost_around, spans_of
+from annot.attribution.nesting import CrossingRanges
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
 from annot.labels.tag import DOMAIN
@@ -34,7 +43,7 @@ class SharedOwners:
         self._groups = [(code, rows, Innermost(ranges)) for code, rows, ranges in _groups(forest)]
 
     def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
-        """Return the owner code of each call (Int32, see `annot.attribution.bit_layout`).
+        """Return the owner code of each call (Int32, see `annot.attribution.column_ops`).
 
         A call stays in `own`, the innermost range of its own thread (row, Int32, -1 outside any), if that range lies in
         a layer, or started after the innermost range of the process. annot's own ranges take precedence over ranges of
@@ -90,7 +99,7 @@ class Innermost:
         self._threads = ranges["thread"].unique(maintain_order=True).cast(pl.Int64)
         thread = column_ops.codes(ranges["thread"].cast(pl.Int64), self._threads)
         parent = ranges["parent"].cast(pl.Int32)
-        self._count, changes = process_column_ops.innermost(ranges["start"], ranges["end"], thread, parent)
+        self._count, changes = column_ops.innermost(ranges["start"], ranges["end"], thread, parent)
         self._changes = changes.sort("moment", maintain_order=True)
 
     def at(self, thread: pl.Series, instant: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -100,7 +109,7 @@ class Innermost:
         calls = pl.DataFrame({"thread": column_ops.codes(thread.cast(pl.Int64), self._threads), "moment": moment})
         calls = calls.with_row_index("call").sort("moment")
         own = self._joined(calls)
-        last = self._joined(calls.with_columns(thread=pl.lit(process_column_ops.ANY, pl.Int32)))
+        last = self._joined(calls.with_columns(thread=pl.lit(column_ops.ANY, pl.Int32)))
         row = pl.select(pl.when(own != column_ops.NONE).then(own).otherwise(last)).to_series()
         return row.gather(calls["call"].arg_sort()).alias("range"), (self._count.gather(moment) > 1).alias("several")
 
@@ -154,7 +163,7 @@ class Launches:
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
         """Return the owner, the step and the cell of the launch of each id in a process (code). All are Int32.
 
-        The owner code is that of `annot.attribution.bit_layout`. The step is -1 outside any step, the cell of
+        The owner code is that of `annot.attribution.column_ops`. The step is -1 outside any step, the cell of
         `crossing` is -1 outside any crossing range. All are null for an unknown launch.
         """
         owner, number = self._table.get(process, correlation)

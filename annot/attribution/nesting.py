@@ -26,16 +26,14 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.bit_layout import high_of, low_of, pair
-from annot.attribution.column_ops import NONE
-from annot.attribution.dense_ids import Numbers
+from annot.attribution.column_ops import NONE, Numbers, high_of, low_of, pair
 from annot.labels.foreign import folded
 from annot.labels.layer_path import INSIDE
 
@@ -47,9 +45,7 @@ __all__ = [
     "Nodes",
     "contained_keys",
     "in_order",
-    "innermost_around",
     "nest",
-    "spans_of",
 ]
 
 KEY: Final = ("layer", "module", "phase")
@@ -182,41 +178,6 @@ def in_order(ranges: pl.DataFrame) -> pl.DataFrame:
     rows = ranges.clone()
     del ranges
     return pl.DataFrame([rows.drop_in_place(name).gather(order) for name in rows.columns])
-
-
-def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:
-    """Return the first start and the last end (ns) of the ranges of each thread (code)."""
-    spans = ranges.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
-    return {thread: (start, end) for thread, start, end in spans.iter_rows()}
-
-
-def innermost_around(
-    calls: pl.DataFrame,
-    tree: column_ops.Tree,
-    ranges: pl.DataFrame,
-    spans: Mapping[int, tuple[int, int]],
-    threads: Iterable[int],
-) -> pl.Series:
-    """Return the row (Int32) of the innermost range of some threads around each call, -1 outside any range.
-
-    The innermost range is the last one to start, then the first one to end. The calls have start and end (ns), in order
-    of start; `ranges` has start and end of each row of the tree; `spans` is the result of `spans_of`.
-    """
-    starts, ends = ranges["start"], ranges["end"]
-    best = pl.Series("range", [column_ops.NONE], pl.Int32).new_from_index(0, calls.height)
-    for thread in threads:
-        first, last = spans[thread]
-        begin = int(calls["start"].search_sorted(first, "left"))
-        covered_calls = calls[begin : int(calls["start"].search_sorted(last, "right"))]
-        there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, covered_calls.height)
-        owners = tree.owners(there, covered_calls["start"], covered_calls["end"])
-        hit = (owners != column_ops.NONE).arg_true()
-        new, old = owners.gather(hit), best.gather(hit + begin)
-        current = column_ops.known(old)
-        later, same = starts.gather(new) > starts.gather(current), starts.gather(new) == starts.gather(current)
-        takes = (later | (same & (ends.gather(new) < ends.gather(current)))).fill_null(True)
-        best = best.scatter((hit + begin).filter(takes), new.filter(takes))
-    return best
 
 
 _DEEPEST: Final = 32

@@ -35,9 +35,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.bit_layout import CHAIN
-from annot.attribution.column_ops import NONE, known
-from annot.attribution.dense_ids import Threads
+from annot.attribution.column_ops import CHAIN, NONE, Threads, known
 from annot.attribution.ingest import IngestedRanges, are_shared, placed
 from annot.attribution.nesting import KEY, Key, Keys, Nodes, contained_keys, in_order, nest
 from annot.labels import layer_path, tag

@@ -78,7 +78,7 @@ _LONG: Final = 1.5  # first steps longer than this many times the median are war
 class Steps:
     """The steps of a run.
 
-    table     process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end (ns),
+    table     process (code of `annot.attribution.column_ops.Threads`), step (from 0 in each process), start, end (ns),
               batch (number in its epoch, null if unknown), `SIZES` (null if unknown) and warmup, by process and start.
               Steps of a process do not overlap. With `kind`, only the steps of that kind
     found_by  words for the method that found the steps, empty without steps

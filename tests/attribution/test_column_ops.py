@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal, assert_series_equal
 from random_inputs import examples
 
-from annot.attribution import column_ops, gpu_time, process_column_ops
+from annot.attribution import column_ops, gpu_time
 from annot.native import tables
 
 native = tables()
@@ -313,14 +313,14 @@ def test_enclosing_and_innermost(seed: int) -> None:
     start, end, thread = (chunked(column, chance) for column in shared(chance))
     above = [chance.randrange(-1, key) for key in range(chance.choice([1, 2, 6]))]
     key = chunked(i32([chance.randrange(len(above)) for _ in range(len(start))]), chance)
-    parent = same_both_ways(lambda: process_column_ops.enclosing(start, end, key, chunked(i32(above), chance)))
+    parent = same_both_ways(lambda: column_ops.enclosing(start, end, key, chunked(i32(above), chance)))
     for row, found in enumerate(parent):
         keys = [above[key[row]]]
         while keys[-1] != -1:
             keys.append(above[keys[-1]])
         those = [n for n in range(row) if key[n] in keys and end[n] >= end[row]]
         assert found == min(those, key=lambda n: (end[n] - start[n], -n), default=-1)
-    same_both_ways(lambda: process_column_ops.innermost(start, end, thread, parent))
+    same_both_ways(lambda: column_ops.innermost(start, end, thread, parent))
 
 
 @pytest.mark.parametrize(

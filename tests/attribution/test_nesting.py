@@ -10,8 +10,9 @@ from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import column_ops
 from annot.attribution.attribute import attribute
+from annot.attribution.column_ops import innermost_around, spans_of
 from annot.attribution.ingest import overlap
-from annot.attribution.nesting import in_order, innermost_around, nest, spans_of
+from annot.attribution.nesting import in_order, nest
 
 PUSHED, STARTED = {"started": False}, {"started": True}
 OURS, OTHERS = {"ours": True}, {"ours": False}

@@ -1,7 +1,7 @@
 /* annot.native._tables: per-row operations on large profiles. Arguments and results are Arrow columns.
  *
  * Built against the limited API: one binary works with CPython 3.11 and later. The Python fallbacks are in
- * annot/read/sqlite.py and annot/attribution (column_ops.py, process_column_ops.py, gpu_time.py). */
+ * annot/read/sqlite.py and annot/attribution (column_ops.py, gpu_time.py). */
 #include "parts.h"
 
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT,

@@ -1,6 +1,6 @@
 /* Ranges of a process: the shortest range around each one, and the innermost ranges at each moment.
  *
- * The Python reference implementation is annot/attribution/process_column_ops.py; it documents each function. */
+ * The Python reference implementation is annot/attribution/column_ops.py; it documents each function. */
 #include "column_ops.h"
 #include "parts.h"
 
