@@ -64,7 +64,7 @@ NO_MODULE: Final = "(no module)"
 NO_OPERATION: Final = "(no operation)"
 """Operation of the other ranges in tables by operation."""
 _REST: Final = (NO_MODULE, UNATTRIBUTED)
-_OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies")
+_OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels", "copies")
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
 
 
