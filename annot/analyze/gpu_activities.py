@@ -34,6 +34,7 @@ __all__ = [
     "idle_calls",
     "idle_intervals",
     "idle_of_nodes",
+    "over",
     "range_self_times",
     "self_times_by_step",
     "sums_by_group",
@@ -435,3 +436,8 @@ def _sums_by_step(attribution: Attribution, times: pl.DataFrame, name: str) -> p
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
     every = sums_by_layer(attribution, times, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")
+
+
+def over(value: str, whole: str) -> pl.Expr:
+    """Return the ratio of two columns, null where the second is 0."""
+    return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))

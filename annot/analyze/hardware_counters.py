@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_kernels, sums_by_layer
+from annot.analyze.gpu_activities import KEY, attributed_kernels, over, sums_by_layer
 from annot.analyze.peaks import (
     Peaks,
     Stored,
@@ -43,7 +43,6 @@ __all__ = [
     "kernel_counters",
     "layer_counters",
     "measured_work",
-    "over",
     "peaks_from_file",
 ]
 
@@ -239,11 +238,6 @@ def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     waiting = pl.when(issues.any()).then(pl.col("ns").filter(~issues).sum() / pl.col("ns").sum())
     worst = pl.col("reason").filter(~issues).first()
     return sums.group_by(KEY).agg(waiting.alias("stall_share"), worst.alias("stall_reason"))
-
-
-def over(value: str, whole: str) -> pl.Expr:
-    """Return the ratio of two columns, null where the second is 0."""
-    return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))
 
 
 GIVEN: Final = "peaks"

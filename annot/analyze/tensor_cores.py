@@ -15,12 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels
-from annot.analyze.hardware_counters import over
+from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels, over
 from annot.analyze.kernel_names import MATRIX, layer_names, with_classes
-from annot.analyze.step_parts import (
-    calls_of,
-)
+from annot.analyze.step_parts import calls_of
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_layer, of_modules

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice import Facts
+from annot.analyze.advice.facts import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of

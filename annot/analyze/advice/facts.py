@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
+from annot.analyze.advice.operator_causes import Operator
 from annot.analyze.cpu_parts import IDLE, layers_of_parts
 from annot.analyze.gpu_activities import idle_calls, idle_of_nodes, sums_by_layer
 from annot.analyze.hardware_counters import default_peaks
@@ -38,100 +39,11 @@ from annot.labels.tag import COMPILED, Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Operator", "Rule", "operators_of"]
 
-_MOST_TENSORS: Final = 4
-_TILE: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
-_SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
 _HOST_COPIES: Final = ("(copy HtoD)", "(copy DtoH)")
 _LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
 _LOWEST_TENSOR_RIDGE: Final = 125.0
 """FLOPs per byte at which the devices with the relatively fastest memory become compute-bound: 16 bits on Tensor Cores,
 V100 (125 TFLOP/s and 0.9 TB/s: 139) and A100 with 80 GB (312 and 2.04: 153); float32, A100 (19.5 and 2.04: 9.6)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """All calls of an operator with the same inputs, in one phase.
-
-    Args:
-        group: its number in `annot.analyze.roofline.OperatorTable`.
-        name: name of the operator, such as ``aten::mm``.
-        tag: the call with its inputs; None: unknown.
-        share: fraction of the step time (0 to 1) that its GPU activities take.
-        kernels: names of its kernels, the longest first.
-        flops, bytes: work of a call; None: unknown.
-        roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
-        ridge: FLOPs per byte from which the operator is compute-bound on the device, or on any device if the device is
-            unknown.
-        processors: number of multiprocessors (AMD: compute units); None: unknown.
-        device: name of the device; empty: unknown.
-        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
-        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
-            rest converts or copies.
-        from_host: fraction of its GPU time (0 to 1) in copies from or to the host.
-    """
-
-    group: int
-    name: str
-    tag: Tag | None
-    share: float
-    kernels: tuple[str, ...]
-    flops: float | None
-    bytes: float | None
-    roof_share: float | None
-    ridge: float
-    processors: int | None
-    device: str
-    units: str
-    multiplies: float = 1.0
-    from_host: float = 0.0
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
-        kinds = {classify(name).kind for name in self.kernels}
-        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs per byte; None: unknown."""
-        return self.flops / self.bytes if self.flops is not None and self.bytes else None
-
-    @property
-    def memory_bound(self) -> bool:
-        """Whether the operator reads and writes memory for longer than it computes, on a device at its peaks."""
-        return self.intensity is not None and self.intensity < self.ridge
-
-    @property
-    def title(self) -> str:
-        """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
-        return self._titled(_MOST_TENSORS)
-
-    @property
-    def short_title(self) -> str:
-        """Title with two shapes at most."""
-        return self._titled(2)
-
-    def _titled(self, most: int) -> str:
-        shapes = [*map(str, self.tag.tensors)] if self.tag else []
-        shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = ["…"] if len(shapes) > most or (self.tag and self.tag.omitted) else []
-        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
-
-    @property
-    def tile(self) -> tuple[int, int] | None:
-        """Rows and columns of the output tiles in the name of the longest kernel that multiplies matrices."""
-        names = (name for name in self.kernels if classify(name).kind in MATRIX)
-        match = next((match for name in names if (match := _TILE.search(name))), None)
-        if match is None:
-            return None
-        rows, columns = (int(size) for size in match.groups() if size)
-        return rows, columns
-
-    @property
-    def splits(self) -> int:
-        """Number of parts of K that the longest kernel computes beside each other, by its name (Tensile: GSU)."""
-        match = _SPLITS.search(self.kernels[0]) if self.kernels else None
-        return int(match[1]) if match else 1
 
 
 def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
@@ -198,6 +110,13 @@ def _ridge(peaks: Peaks, precision: str | None) -> float:
     return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)
 
 
+PRODUCTS: Final = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
+SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
+_OTHER_LAYERS: Final = (
+    r"^aten::(?:linear|addmm|mm|conv|_?convolution|layer_norm|native_layer_norm|batch_norm|embedding|scaled_dot)"
+)
+_LEAST_ATTENTION: Final = 0.1
+"""Share of the step from which attention in eager operations is worth advice."""
 _LAUNCH: Final = re.compile(r"(?i)launch(?!HostFunc)")
 _MOST_LAUNCHES: Final = 4
 """Launches per kernel: the runtime and the driver may each record one. A capture into a CUDA graph has hundreds."""
@@ -492,6 +411,39 @@ class Facts:
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.facts`."""
         return operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
+
+    @cached_property
+    def eager_attention(self) -> list[Operator]:
+        """The operators of attention in eager operations; none if they take less than `_LEAST_ATTENTION` of a step."""
+        groups = self._attention_in_pieces()
+        operators = [operator for operator in self.operators if operator.group in groups]
+        return operators if sum(operator.share for operator in operators) >= _LEAST_ATTENTION else []
+
+    def _attention_in_pieces(self) -> set[int]:
+        """The groups of the operators that compute attention one after the other."""
+        table, name = operator_table(self.attribution), pl.col("op")
+        if not table.rows["op"].is_in(SOFTMAX).any():
+            return set()
+        kinds = table.rows.select(
+            pl.col("group").alias("of"),
+            product=name.is_in(PRODUCTS),
+            softmax=name.is_in(SOFTMAX),
+            other=name.str.contains(_OTHER_LAYERS),
+        )
+        tree = self.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
+        tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort(
+            "thread", "start", maintain_order=True
+        )
+        # Operators that an operator of the same group calls stand beside it.
+        tree = tree.filter((pl.col("of") != pl.col("of").shift(1)).fill_null(True))
+        around = [pl.col(of).shift(by).over("thread").alias(f"{of}{by}") for of in ("product", "of") for by in (1, -1)]
+        rows = tree.with_columns(around).filter("softmax", "product1", "product-1")
+        return {int(group) for column in ("of", "of1", "of-1") for group in rows[column].unique()}
+
+    def kernels_of(self, operators: Sequence[Operator]) -> list[str]:
+        """Return the names of kernels that only these operators run."""
+        others = {name for operator in self.operators if operator not in operators for name in operator.kernels}
+        return [name for operator in operators for name in operator.kernels if name not in others]
 
     @property
     def time(self) -> str:

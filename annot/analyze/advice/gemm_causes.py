@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from annot.analyze.advice.facts import Operator
-from annot.analyze.advice.operator_causes import CHANNELS_LAST, TILE, Cause, first_cause, is_fast
+from annot.analyze.advice.operator_causes import CHANNELS_LAST, TILE, Cause, Operator, first_cause, is_fast
 from annot.analyze.tensor_cores import divisor_of
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import operator_cost

@@ -13,7 +13,6 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.operators import kernels_of_attention
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_names import with_classes
@@ -355,7 +354,7 @@ def fusion(facts: Facts) -> Advice | None:
     if not facts.compilable:
         return None
     predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
-    predicate &= ~pl.col("name").is_in(kernels_of_attention(facts))
+    predicate &= ~pl.col("name").is_in(facts.kernels_of(facts.eager_attention))
     rows = facts.work.filter(predicate)
     if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _is_one_operator(facts, rows):
         return None

@@ -15,18 +15,14 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice import cpu
 from annot.analyze.advice.facts import Advice, Facts, Loader, Rule
-from annot.analyze.advice.kernels import cuda_graphs, host_bound
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
-from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.peaks import short_time
-from annot.analyze.run_summary import excess_of_long_steps
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.steps import fetches
-from annot.attribution.summary import step_statistics
 
 __all__ = ["RULES", "collectives", "data_loading"]
 
@@ -429,48 +425,6 @@ def stragglers(facts: Facts) -> Advice | None:
 
 _WHOLE_GRAPH: Final = r"^CUDA graph \d+$"
 """Names of CUDA graphs that Nsight Systems or nvprof traced as a whole; see `annot.profile`."""
-_EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
-    "data": (data_loading,),
-    "synchronisation": (synchronous_copies,),
-    "allocation": (allocations,),
-    "launch": (cuda_graphs, host_bound),
-    "host": (host_bound,),
-    "collectives": (collectives,),
-    "copies": (pageable_copies, host_copies),
-    "forward": (cpu.own_code,),
-    "optimizer": (cpu.optimizer,),
-    "other_ranges": (cpu.outside_phases,),
-    "outside_ranges": (cpu.outside_phases,),
-}
-"""Rules that advise on a part of the step."""
-
-
-def uneven_steps(facts: Facts) -> Advice | None:
-    """Step times that vary so much that their mean is misleading, for a reason that no other rule advises on.
-
-    Evidence: host times of at least 8 steps whose interquartile range is at least 20 % of the median, and what the
-    steps above the median spend more time on. Silent if other rules advise on the causes of at least half of this
-    excess. It is a symptom, so it saves nothing by itself and comes after all advice on causes.
-    """
-    times = step_statistics(facts.all_steps) if known(facts.attribution.meta) else None
-    if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
-        return None
-    excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
-    explained = sum(ratio for cause, ratio in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
-    if explained >= 0.5:
-        return None
-    names = {**GPU_PARTS, **CPU_PARTS}
-    causes = [f"{ratio:.0%} is {names[cause].name}" for cause, ratio in excess.items() if ratio >= 0.1]
-    of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
-    of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
-    why = "their GPU work differs" if of_kernels else "their times vary"
-    return Advice(
-        "uneven_steps",
-        f"Compare steps of similar length only: {why}.",
-        f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
-        f"annot report {facts.source} --by step",
-        0.0,
-    )
 
 
 def coverage(facts: Facts) -> Advice | None:
@@ -510,6 +464,5 @@ def coverage(facts: Facts) -> Advice | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives, uneven_steps,
-    coverage,
+    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives,
 )  # fmt: skip

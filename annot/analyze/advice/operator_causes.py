@@ -12,13 +12,15 @@ Causes of slow operators that mostly move memory: reductions and gradients of em
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from annot.analyze.advice.facts import Operator
+from annot.analyze.kernel_names import MATRIX, classify
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import REDUCTIONS, Mixture, mixture_of, reduced_dimensions
+from annot.labels.tag import Tag
 
 __all__ = [
     "CHANNELS_LAST",
@@ -26,6 +28,7 @@ __all__ = [
     "TILE",
     "Cause",
     "Family",
+    "Operator",
     "attention_cause",
     "embedding_cause",
     "experts_cause",
@@ -42,6 +45,97 @@ TILE: Final = (128, 128)
 CHANNELS_LAST: Final = (
     "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
 )
+
+
+_MOST_TENSORS: Final = 4
+_TILE_NAME: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
+_SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of an operator with the same inputs, in one phase.
+
+    Args:
+        group: its number in `annot.analyze.roofline.OperatorTable`.
+        name: name of the operator, such as ``aten::mm``.
+        tag: the call with its inputs; None: unknown.
+        share: fraction of the step time (0 to 1) that its GPU activities take.
+        kernels: names of its kernels, the longest first.
+        flops, bytes: work of a call; None: unknown.
+        roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
+        ridge: FLOPs per byte from which the operator is compute-bound on the device, or on any device if the device is
+            unknown.
+        processors: number of multiprocessors (AMD: compute units); None: unknown.
+        device: name of the device; empty: unknown.
+        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
+        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
+            rest converts or copies.
+        from_host: fraction of its GPU time (0 to 1) in copies from or to the host.
+    """
+
+    group: int
+    name: str
+    tag: Tag | None
+    share: float
+    kernels: tuple[str, ...]
+    flops: float | None
+    bytes: float | None
+    roof_share: float | None
+    ridge: float
+    processors: int | None
+    device: str
+    units: str
+    multiplies: float = 1.0
+    from_host: float = 0.0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
+        kinds = {classify(name).kind for name in self.kernels}
+        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte; None: unknown."""
+        return self.flops / self.bytes if self.flops is not None and self.bytes else None
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether the operator reads and writes memory for longer than it computes, on a device at its peaks."""
+        return self.intensity is not None and self.intensity < self.ridge
+
+    @property
+    def title(self) -> str:
+        """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        return self._titled(_MOST_TENSORS)
+
+    @property
+    def short_title(self) -> str:
+        """Title with two shapes at most."""
+        return self._titled(2)
+
+    def _titled(self, most: int) -> str:
+        shapes = [*map(str, self.tag.tensors)] if self.tag else []
+        shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
+        more = ["…"] if len(shapes) > most or (self.tag and self.tag.omitted) else []
+        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of the output tiles in the name of the longest kernel that multiplies matrices."""
+        names = (name for name in self.kernels if classify(name).kind in MATRIX)
+        match = next((match for name in names if (match := _TILE_NAME.search(name))), None)
+        if match is None:
+            return None
+        rows, columns = (int(size) for size in match.groups() if size)
+        return rows, columns
+
+    @property
+    def splits(self) -> int:
+        """Number of parts of K that the longest kernel computes beside each other, by its name (Tensile: GSU)."""
+        match = _SPLITS.search(self.kernels[0]) if self.kernels else None
+        return int(match[1]) if match else 1
 
 
 @dataclass(frozen=True, slots=True)
