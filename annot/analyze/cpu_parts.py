@@ -25,7 +25,16 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, exclusive, intervals_of, merged, without
+from annot.analyze.step_parts import (
+    COLLECTIVE_NAME,
+    Intervals,
+    StepInputs,
+    exclusive,
+    intervals_of,
+    merged,
+    step_inputs,
+    without,
+)
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, inside
 from annot.attribution.range_trees import Forest
@@ -201,7 +210,7 @@ def _collectives(inputs: StepInputs, process: int | None) -> pl.DataFrame:
 
 
 @once_for_each
-def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
+def layers_of_parts(attribution: Attribution) -> pl.DataFrame:
     """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
 
     Only processes without GPU activities count. The times of a part add up to its share of
@@ -211,6 +220,7 @@ def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFram
     """
     tables = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.whole.layers_of_nodes()  # the nodes of the segments are those of all ranges
+    inputs = step_inputs(attribution)
     windows = inputs.windows.partition_by("process", "device", as_dict=True)
     on_cpu = [device for device in windows if inputs.of_device(device).is_empty()]
     segments = _segments(attribution, by_node=True) if on_cpu else pl.DataFrame()

@@ -73,7 +73,7 @@ __all__ = [
 
 
 @once_for_each
-def step_time(attribution: Attribution, inputs: StepInputs | None = None) -> pl.DataFrame:
+def step_time(attribution: Attribution) -> pl.DataFrame:
     """Return the breakdown of step time into disjoint shares that add up exactly.
 
     The step time is that of `annot.analyze.step_parts.step_inputs`, without warm-up. Each device of a process has a
@@ -84,7 +84,7 @@ def step_time(attribution: Attribution, inputs: StepInputs | None = None) -> pl.
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
     """
-    return shares_of_steps(attribution, inputs or step_inputs(attribution))
+    return shares_of_steps(attribution, step_inputs(attribution))
 
 
 def shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
@@ -318,7 +318,7 @@ def _phase_layers(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     """The longest layers in each part of the steps of processes without a GPU."""
     if not (table["share"] == COMPUTED[0]).any():
         return []
-    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, step_inputs(attribution))
+    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution)
     rows = []
     for phase in COMPUTED:
         folded = repeated_layers(layers.filter(pl.col("part") == phase), "ns")

@@ -337,28 +337,21 @@ def _run_windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl
 
 
 def _warmups(attribution: Attribution) -> pl.DataFrame:
-    """The times of warm-up ranges without overlaps: process, start, end."""
+    """The times of warm-up ranges: process, start, end."""
     forest = attribution.whole
     ranges = forest.every_range()
     ranges = ranges.filter(forest.labels["text"].str.contains(WARM_UP).gather(ranges["label"]).fill_null(False))
-    rows = ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end").sort("start")
-    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("process"))
-    return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))
+    return ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end")
 
 
 def _cut_out(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
-    """The parts of spans outside holes; holes must not overlap."""
-    remaining = []
-    for process, device, start, end in spans.select(*_WINDOWS).iter_rows():
-        free = start
-        of_process = holes.filter(pl.col("process").eq_missing(pl.lit(process)))
-        for begin, until in of_process.select("start", "end").iter_rows():
-            if free < min(begin, end):
-                remaining.append((process, device, free, min(begin, end)))
-            free = max(free, until)
-        if free < end:
-            remaining.append((process, device, free, end))
-    return pl.DataFrame(remaining, schema=_WINDOWS, orient="row")
+    """The parts of spans outside the holes of their process."""
+    outside = [spans.clear()]
+    for (process, device), rows in spans.partition_by("process", "device", as_dict=True).items():
+        mine = holes.filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64)))
+        where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
+        outside.append(without(merged(rows), merged(intervals_of(mine))).select(*where, "start", "end"))
+    return pl.concat(outside)
 
 
 def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:

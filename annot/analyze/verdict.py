@@ -18,11 +18,11 @@ from annot.analyze.advice.facts import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
-from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS, around_others, layers_of_parts, repeated_layers
+from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS, around_others, repeated_layers
 from annot.analyze.kernel_names import MATRIX
 from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_parts import WORK, step_inputs
+from annot.analyze.step_parts import WORK
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.ingest import BATCH, DATA, EPOCH
@@ -264,8 +264,9 @@ def _cpu_clauses(table: pl.DataFrame, facts: Facts) -> list[str]:
 def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The layer with the most time in forward and backward."""
     wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
-    layers = layers_of_parts(facts.attribution, step_inputs(facts.attribution))
-    layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
+    layers = facts.cpu_layers.filter(
+        pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != ""
+    )
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),

@@ -289,7 +289,7 @@ class Facts:
     @cached_property
     def step_time(self) -> pl.DataFrame:
         """The table of `annot.analyze.run_summary.step_time`."""
-        return step_time(self.attribution, self.parts)
+        return step_time(self.attribution)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -299,7 +299,7 @@ class Facts:
     @cached_property
     def cpu_layers(self) -> pl.DataFrame:
         """The table of `annot.analyze.cpu_parts.layers_of_parts`."""
-        return layers_of_parts(self.attribution, self.parts)
+        return layers_of_parts(self.attribution)
 
     @cached_property
     def cpu(self) -> dict[str, int | str]:
