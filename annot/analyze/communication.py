@@ -65,7 +65,6 @@ __all__ = [
     "by_stage",
     "collectives_of",
     "message_of",
-    "messages",
     "operations",
 ]
 

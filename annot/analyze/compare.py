@@ -33,12 +33,10 @@ __all__ = [
     "Comparison",
     "Folds",
     "Nesting",
-    "Subject",
     "Times",
     "Tree",
     "compare",
     "is_step_slower",
-    "nesting_of",
     "regressions",
 ]
 
@@ -161,7 +159,7 @@ def _above(tree: Tree, node: int, done: Collection[int]) -> int:
     return above
 
 
-def nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int], Sequence[float]]]) -> Nesting:
+def _nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int], Sequence[float]]]) -> Nesting:
     """Return the nesting of rows, given both profiles, the row of each layer, and the self time of each node (ns)."""
     trees = []
     for attribution, row_of, own in sides:
@@ -291,7 +289,7 @@ def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -
         places.append((side.attribution, row_of_key, side.self_times()))
         fused |= {row for (layer, _, phase), row in row_of_key.items() if (layer, phase) in elsewhere}
     rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
-    nesting = nesting_of(places)
+    nesting = _nesting_of(places)
     names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
     return _add_kernels(_add_explained(rows, nesting, longer), *names_of), nesting
 

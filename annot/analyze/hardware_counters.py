@@ -39,8 +39,6 @@ __all__ = [
     "COUNTERS",
     "GIVEN",
     "default_peaks",
-    "device_of_profile",
-    "kernel_counters",
     "layer_counters",
     "measured_work",
     "peaks_from_file",
@@ -124,13 +122,13 @@ COUNTERS: Final = (
 """Columns of `layer_counters` after its key columns."""
 
 
-def device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
+def _device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
     """Return the device in the counters of a profile; see `annot.analyze.peaks.device_of_counters`."""
     metrics, _ = _tables(attribution)
     return None if metrics is None else device_of_counters(metrics)
 
 
-def kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
+def _kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
     """Return the counters of each attributed kernel; None: the profile does not contain counters.
 
     The columns are kernel (row of the table of kernels), node (see `annot.attribution.Attribution`), name, gpu_ns; sums
@@ -151,7 +149,7 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     and stall_reason (the most frequent; Nsight Compute's name); instructions (warp instructions); load_store_share
     (0 to 1, of the instructions); throughputs and hit rates in percent; bytes per second. Null: not counted.
     """
-    kernels = kernel_counters(attribution)
+    kernels = _kernel_counters(attribution)
     if kernels is None or kernels.is_empty():
         return None
     weight = pl.col("gpu_ns").clip(1)
@@ -178,7 +176,7 @@ def measured_work(attribution: Attribution) -> pl.DataFrame:
     of bytes.
     """
     empty = {"name": pl.String, **dict.fromkeys(("calls", "flops", "f64_flops", "bytes", "time_ns"), pl.Int64)}
-    kernels = kernel_counters(attribution)
+    kernels = _kernel_counters(attribution)
     if kernels is None:
         return pl.DataFrame(schema=empty)
     tensor = [name for name in kernels.columns if name.startswith("tensor_")]
@@ -262,7 +260,7 @@ def default_peaks(attribution: Attribution) -> Peaks:
     if not attribution.nodes.select(pl.col("kernels").sum() + pl.col("copies").sum()).item():
         name, threads = _cpu(attribution.meta)
         return (given and _given(given, device_text(name, threads), None)) or _peaks_of_cpu(name, threads)
-    devices = attribution.meta.get("devices") or [row for row in [device_of_profile(attribution)] if row]
+    devices = attribution.meta.get("devices") or [row for row in [_device_of_profile(attribution)] if row]
     busiest = attribution.device_busy.sort("busy_ns", descending=True)["device"]
     row = device_row(devices, busiest[0] if busiest.len() else None) or {}
     name, sheet = str(row.get("name", "")).strip(), peaks_of_device(row)

@@ -36,13 +36,8 @@ from annot.attribution.nesting import KEY
 
 __all__ = [
     "KINDS",
-    "LIBRARIES",
     "MATRIX",
-    "OTHER_UNITS",
-    "RULES",
-    "TENSOR_CORES",
     "KernelClass",
-    "Kind",
     "by_class",
     "classify",
     "layer_kernels",

@@ -52,11 +52,9 @@ from msgspec import Meta
 from annot.errors import AnnotError
 
 __all__ = [
-    "GEFORCE",
     "NVIDIA",
     "Calibration",
     "Peaks",
-    "Sheet",
     "Stored",
     "calibration_folder",
     "cpu_name",
@@ -68,7 +66,6 @@ __all__ = [
     "gpus",
     "peaks_of_device",
     "read_calibration",
-    "sheet_of",
     "short_time",
     "stored_calibration",
     "unknown_peaks",
@@ -175,7 +172,7 @@ NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
 }
 """Operations per clock cycle of a multiprocessor, by compute capability and precision."""
 
-GEFORCE: Final = 2
+_GEFORCE: Final = 2
 """Tensor Cores of a GeForce accumulate in 32 bits at 1/2 of the rate of a professional card with the same chip."""
 
 
@@ -238,7 +235,7 @@ _SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
 )
 
 
-def sheet_of(name: str) -> Sheet | None:
+def _sheet_of(name: str) -> Sheet | None:
     """Return the data sheet values of a device by the name that the driver reports; None: not in the table."""
     return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)
 
@@ -341,7 +338,7 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     data sheet. The other fields are computeMajor and computeMinor.
     """
     name = str(row.get("name", ""))
-    sheet = sheet_of(name)
+    sheet = _sheet_of(name)
     if sheet is not None and sheet.flops is not None:
         return Peaks(name, sheet.flops, sheet.bandwidth, "its data sheet")
     rates = NVIDIA.get((_whole(row, "computeMajor"), _whole(row, "computeMinor")))
@@ -353,7 +350,7 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     # The compute capabilities of AMD devices coincide with those of NVIDIA architectures.
     if rates is None or count < 1 or not clock or row.get("warpSize") == 64 or "AMD" in name:
         return None
-    divisor = GEFORCE if "GeForce" in name else 1
+    divisor = _GEFORCE if "GeForce" in name else 1
     divisors = {key: divisor if key.endswith(_TENSOR) and key != "f4 tensor" else 1 for key in rates}
     flops = {key: rate * count * clock / divisors[key] for key, rate in rates.items()}
     source = f"{origin}: {count} multiprocessors at {clock / 1e9:.3g} GHz"

@@ -43,7 +43,6 @@ from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
-    "OperatorTable",
     "by_bottleneck",
     "by_op_roofline",
     "by_op_work",

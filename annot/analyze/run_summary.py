@@ -64,9 +64,7 @@ from annot.util.weak_keys import once_for_each
 __all__ = [
     "by_summary",
     "excess_of_long_steps",
-    "layers_in",
     "part_names",
-    "shares_of_steps",
     "step_time",
     "step_work",
 ]
@@ -84,10 +82,10 @@ def step_time(attribution: Attribution) -> pl.DataFrame:
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
     """
-    return shares_of_steps(attribution, step_inputs(attribution))
+    return _shares_of_steps(attribution, step_inputs(attribution))
 
 
-def shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
+def _shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Return the table of `step_time` of the windows of `inputs`."""
     causes = idle_intervals(attribution, inputs)
     rows = shares_of_devices(inputs, partial(_going_on, attribution, causes))
@@ -232,7 +230,7 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code").join(steps, on=["process", "step"], how="semi")
     windows = inputs.windows.join(spans, on=["process", "start"], how="semi", nulls_equal=True)
-    shares = shares_of_steps(attribution, replace(inputs, windows=windows))
+    shares = _shares_of_steps(attribution, replace(inputs, windows=windows))
     sums = shares.group_by("share").agg(pl.col("ns").sum())
     return {name: ns / max(steps.height, 1) for name, ns in sums.iter_rows()}
 
@@ -240,7 +238,7 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 
 
-def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
+def _layers_in(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of layers; operations and other named ranges if the profile does not contain layers."""
     named = (pl.col("layer") != "") | (pl.col("module") != "")
     layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
@@ -370,7 +368,7 @@ def _steps(attribution: Attribution) -> list[_Row]:
 
 
 def _layers(attribution: Attribution) -> list[_Row]:
-    rows = layers_in(layer_tensor_cores(attribution))
+    rows = _layers_in(layer_tensor_cores(attribution))
     whole = int(rows["gpu_self_ns"].sum())
     used, unknown = pl.col("tc_used").fill_null(False), pl.col("tc_eligible") & pl.col("tc_used").is_null()
     unused = pl.col("tc_eligible") & ~used & ~unknown
@@ -388,7 +386,8 @@ def _host(attribution: Attribution) -> list[_Row]:
     if not known(attribution.meta):
         return []
     times = by_layer(attribution)
-    return [_row("layers", "host", None, int(layers_in(times)["host_self_ns"].sum()), int(times["host_self_ns"].sum()))]
+    of_layers, whole = (int(rows["host_self_ns"].sum()) for rows in (_layers_in(times), times))
+    return [_row("layers", "host", None, of_layers, whole)]
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:

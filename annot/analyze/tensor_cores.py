@@ -25,7 +25,6 @@ from annot.labels import tag
 from annot.profile import Profile
 
 __all__ = [
-    "COUNTERS",
     "F32_KERNEL",
     "by_iteration",
     "by_op_type",

@@ -27,12 +27,9 @@ from annot.attribution.range_trees import Forest
 __all__ = [
     "EVENTS",
     "Events",
-    "Group",
     "Lanes",
-    "Track",
     "Tracks",
     "activity_blocks",
-    "nested_lanes",
     "range_blocks",
 ]
 
@@ -189,7 +186,7 @@ class Lanes:
             heappush(self._free, heappop(self._running)[1])
 
 
-def nested_lanes(forest: Forest) -> pl.DataFrame:
+def _nested_lanes(forest: Forest) -> pl.DataFrame:
     """Return lanes for the ranges of processes, in the order of the tree.
 
     Two ranges in the same lane either do not overlap, or are nested in the tree as well. The columns are process, lane
@@ -250,7 +247,7 @@ def range_blocks(attribution: Attribution) -> Iterator[tuple[str, pl.DataFrame]]
     _, depth = column_ops.parents(nested["thread"], nested["end"])
     tables = {
         "thread": nested.with_columns(depth.alias("row")),
-        "layers": shared.hstack(nested_lanes(forest).drop("process")),
+        "layers": shared.hstack(_nested_lanes(forest).drop("process")),
         "crossing": forest.crossing.select("thread", "start", "end", "label"),
     }
     threads = forest.threads.table.select("process", "thread")

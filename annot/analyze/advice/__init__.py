@@ -15,7 +15,7 @@ from annot.attribution.attribute import Attribution, known
 from annot.attribution.summary import step_statistics
 from annot.util.entry_points import Extension, loaded
 
-__all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
+__all__ = ["RULES", "Advice", "Facts", "advise", "by_advice"]
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,

@@ -37,7 +37,7 @@ from annot.labels.layer_path import with_parent
 from annot.labels.serving import serving_engine
 from annot.labels.tag import COMPILED, Tag, parse
 
-__all__ = ["Advice", "Facts", "Loader", "Operator", "Rule", "operators_of"]
+__all__ = ["Advice", "Facts", "Loader", "Rule"]
 
 _HOST_COPIES: Final = ("(copy HtoD)", "(copy DtoH)")
 _LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
@@ -46,7 +46,7 @@ _LOWEST_TENSOR_RIDGE: Final = 125.0
 V100 (125 TFLOP/s and 0.9 TB/s: 139) and A100 with 80 GB (312 and 2.04: 153); float32, A100 (19.5 and 2.04: 9.6)."""
 
 
-def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
+def _operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
     """Return the operators with GPU time in the steps, the longest first; none without GPU activities.
 
     Args:
@@ -410,7 +410,7 @@ class Facts:
     @cached_property
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.facts`."""
-        return operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
+        return _operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
 
     @cached_property
     def eager_attention(self) -> list[Operator]:

@@ -35,7 +35,6 @@ __all__ = [
     "first_cause",
     "is_fast",
     "reduction_cause",
-    "roof_words",
 ]
 
 LOW_ROOF: Final = 0.5
@@ -173,7 +172,7 @@ def is_fast(operator: Operator) -> bool:
     return operator.roof_share is not None and operator.roof_share >= LOW_ROOF * computes
 
 
-def roof_words(operator: Operator) -> str:
+def _roof_words(operator: Operator) -> str:
     """Return the share of the roof as a phrase with a leading space; empty: unknown."""
     return "" if operator.roof_share is None else f" at {operator.roof_share:.0%} of the roof"
 
@@ -218,7 +217,7 @@ class _Attention:
 
     @property
     def roof(self) -> str:
-        return roof_words(self.operator)
+        return _roof_words(self.operator)
 
     @property
     def saves(self) -> float:
@@ -388,7 +387,7 @@ def reduction_cause(operator: Operator, call: Call) -> Cause | None:
     which = f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
     return Cause(
         "strided_reduction",
-        f"a reduction over {which}, whose elements are {apart} elements apart in memory{roof_words(operator)}",
+        f"a reduction over {which}, whose elements are {apart} elements apart in memory{_roof_words(operator)}",
         "Reduce over the last dimension: write the tensor in this layout, or fuse the reduction with what writes it.",
         "y = torch.compile(lambda x: f(x).sum(0))(x)      # f writes x; or keep x with the reduced dimension last",
         1 - (operator.roof_share or 0.0),

@@ -22,7 +22,7 @@ from annot.analyze.work.linear import product
 from annot.labels.tag import Tag, TensorSpec
 from annot.util.entry_points import loaded
 
-__all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
+__all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
 
 
 def _einsum(call: Call) -> Cost:

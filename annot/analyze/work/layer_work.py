@@ -36,29 +36,24 @@ from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
 __all__ = [
-    "IS_LAYER",
-    "WORK_COLUMNS",
     "by_text",
-    "explain",
     "kernel_flops",
     "layer_flops",
     "layer_work",
     "not_counted",
     "padded",
-    "tiles",
     "with_measured",
-    "with_work",
 ]
 
 _PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
-WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+_WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
 }  # fmt: skip
 """Columns that `layer_work` adds to a layer."""
 
-IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+_IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
 """Whether a row of `annot.attribution.by_layer` is a layer or an optimizer step."""
 
 _MOST: Final = 2**63 - 1
@@ -96,14 +91,14 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         module, phase, flops (a multiply-add counts as 2), bytes_read, bytes_written, params, counted (Boolean; false:
         the class is unknown or its labels are incomplete, and the work is null).
     """
-    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*KEY, *WORK_COLUMNS, "counted")
+    return _with_work(by_layer(attribution).filter(_IS_LAYER), attribution).select(*KEY, *_WORK_COLUMNS, "counted")
 
 
-def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def _with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
     works = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
-    return rows.hstack(pl.DataFrame(works, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
+    return rows.hstack(pl.DataFrame(works, schema={**_WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
 def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
@@ -150,7 +145,7 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
 
 
 def _is_layer(tag: Tag) -> bool:
-    """Return whether a range belongs to a row for which `IS_LAYER` is true."""
+    """Return whether a range belongs to a row for which `_IS_LAYER` is true."""
     if tag.phase == "optimizer":
         return bool(tag.module and not tag.layer)
     return tag.phase in _PHASES and bool(tag.layer or tag.module)
@@ -212,7 +207,7 @@ def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
     """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown."""
     rows = by_layer(attribution)
     columns = rows.columns[:-1]
-    return with_work(rows, attribution).select(*columns, "flops", _MOVED, "params", rows.columns[-1])
+    return _with_work(rows, attribution).select(*columns, "flops", _MOVED, "params", rows.columns[-1])
 
 
 def by_work(attribution: Attribution) -> pl.DataFrame:
@@ -226,7 +221,7 @@ def by_work(attribution: Attribution) -> pl.DataFrame:
         `annot.attribution.by_layer`; flops, bytes_read, bytes_written, params, counted from `layer_work`; bytes (read
         and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
     """
-    rows = with_work(by_layer(attribution).filter(IS_LAYER), attribution)
+    rows = _with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
     on_devices = any((attribution.nodes[name] > 0).any() for name in ("kernels", "copies"))
     time = pl.col("gpu_self_ns" if on_devices else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
@@ -300,7 +295,7 @@ def layer_flops(attribution: Attribution, profile: Profile) -> pl.DataFrame:
     counted = kernel_flops(profile.metrics).join(named, left_on="kernel", right_on="row").sort("kernel")
     groups = counted.partition_by(KEY, as_dict=True)
     texts = by_text(attribution)
-    layers = with_work(by_layer(attribution), attribution).select(*KEY, "flops")
+    layers = _with_work(by_layer(attribution), attribution).select(*KEY, "flops")
     rows = [
         _measured_row(layer, groups[layer[:3]], texts.get(layer[:3], []))
         for layer in layers.iter_rows()

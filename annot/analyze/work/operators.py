@@ -28,7 +28,6 @@ from annot.labels.tag import Tag, TensorSpec, Value, parse
 from annot.read.kineto.operator_calls import EXPERTS, VIEWS
 
 __all__ = [
-    "FREE",
     "REDUCTIONS",
     "Calls",
     "Mixture",
