@@ -44,6 +44,7 @@ from annot.analyze.step_parts import (
     without,
 )
 from annot.analyze.work.call import UncountableError, item_size
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import UNATTRIBUTED
@@ -278,7 +279,7 @@ def _range_operations(forest: Forest, ranges: pl.Series) -> pl.Series:
 
     NCCL runs an all-to-all as a kernel with the name SendRecv, in a range of PyTorch that is named nccl:all_to_all.
     """
-    at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
+    at = column_ops.known(ranges)
     labels = forest.labels.with_columns(operation=operations(forest.labels["text"]))
     named = labels.select(pl.when(COLLECTIVE, pl.col("operation") != UNNAMED).then("operation")).to_series()
     return named.gather(forest.tree["label"].gather(at)).alias("operation")
@@ -288,7 +289,7 @@ def _message_ranges(forest: Forest, ranges: pl.Series) -> pl.Series:
     """The range with the message of each collective: the innermost around its launch, after calls of libraries."""
     tree, labels = forest.tree, forest.labels
     inner = labels.select(COLLECTIVE & (pl.col("phase") != "collective") & pl.col("call").is_null()).to_series()
-    at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
+    at = column_ops.known(ranges)
     while True:
         parent = tree["parent"].gather(at)
         outward = inner.gather(tree["label"].gather(at)).fill_null(False) & (parent >= 0)
@@ -352,8 +353,8 @@ def _enclosing_layers(forest: Forest, nodes: pl.Series) -> pl.Series:
 def _name_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace the nodes by layer, module and phase of the layers around them."""
     nodes = _enclosing_layers(forest, rows["node"])
-    layer_nodes = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-    layers = forest.layers_of_nodes().select(pl.all().gather(layer_nodes))
+    nodes_of_layers = pl.select(pl.when(nodes >= 0).then(nodes)).to_series()
+    layers = forest.layers_of_nodes().select(pl.all().gather(nodes_of_layers))
     missing = nodes.replace_strict(_REASONS, default=None, return_dtype=pl.String)
     return rows.drop("node").hstack(
         layers.with_columns(

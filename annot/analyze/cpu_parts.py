@@ -37,6 +37,7 @@ from annot.analyze.step_parts import (
 )
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, inside
+from annot.attribution.column_ops import known as known_rows
 from annot.attribution.range_trees import Forest
 from annot.labels import layer_path
 from annot.util.weak_keys import once_for_each
@@ -237,8 +238,7 @@ def _layers(
     """The time of each layer of a process in the free time."""
     paths = layers["layer"].unique()
     inner = ~layers["layer"].is_in(paths.filter(around_others(paths)).implode())
-    of_layers = segments.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-    segments = segments.with_columns(is_inner=inner.gather(of_layers).fill_null(False))
+    segments = segments.with_columns(is_inner=inner.gather(known_rows(segments["node"])).fill_null(False))
     for code, phase in enumerate(COMPUTED):
         for waits in (False, True):
             rows = segments.filter((pl.col("part") == code) & (pl.col("waits") == waits))
@@ -248,8 +248,7 @@ def _layers(
                 if mine.is_empty():
                     continue
                 shares = exclusive(mine, usable).select("node", ns="wall_ns")
-                known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-                of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
+                of_nodes = layers.select(pl.col("layer", "module").gather(known_rows(shares["node"])).fill_null(""))
                 yield of_nodes.with_columns(shares["ns"], part=pl.lit(phase)).select(list(_LAYERS))
                 usable = without(usable, merged(mine))
             free = without(free, without(merged(rows), collectives) if waits else merged(rows))
@@ -262,7 +261,7 @@ def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
         return pl.DataFrame(schema=_SEGMENTS)
     tree = forest.tree.select("thread", "start", "end", "parent", part=_parts(forest), node="path")
     tree = tree.with_columns(waits=_may_wait(forest) & (pl.col("part") < _OPTIMIZER))
-    parent = tree.select(pl.when(pl.col("parent") >= 0).then("parent")).to_series()
+    parent = known_rows(tree["parent"])
     outer = tree.select(
         outer=pl.col("part").gather(parent).fill_null(_REST),
         outer_node=pl.col("node").gather(parent).fill_null(NONE),
@@ -288,7 +287,7 @@ def _parts(forest: Forest) -> pl.Series:
         open_ = code.is_null() & (above >= 0)
         if not open_.any():
             return code.fill_null(_REST)
-        at = above.to_frame("at").select(pl.when(pl.col("at") >= 0).then("at")).to_series()
+        at = known_rows(above)
         code = code.zip_with(code.is_not_null(), code.gather(at))
         above = above.gather(at).fill_null(NONE)
 

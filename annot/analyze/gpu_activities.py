@@ -230,11 +230,9 @@ def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame
 def attributed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the attributed GPU activities in blocks, with the columns of `annot.attribution.gpu_time.Attributor.of`.
 
-    Raises ValueError if the attribution was made without its source.
+    An attribution without its source has no blocks.
     """
-    if attribution.source is None:
-        raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
-    for block in attribution.source.work_blocks():
+    for block in () if attribution.source is None else attribution.source.work_blocks():
         yield attribution.attributor.of(block).filter(~pl.col("left_out"))
 
 
@@ -415,9 +413,9 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
 
 def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
     """Return node, step (Int64) and time_ns, the self time: a table for ``gpu``, and for ``host`` if it is known."""
-    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
     sums = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
-    sums += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    gpu_ns = pl.col("gpu_ns").sum().alias("time_ns")
+    sums += [block.group_by("node", "step").agg(gpu_ns) for block in attributed_blocks(attribution)]
     times = {"gpu": pl.concat(sums)}
     if known(attribution.meta):
         times["host"] = range_self_times(attribution)

@@ -145,8 +145,7 @@ def step_work(
     spans = step_inputs(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
-    blocks = [] if attribution.source is None else attributed_blocks(attribution)
-    work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
+    work = by_device(_coded(_grouped(block, groups), codes) for block in attributed_blocks(attribution))
     tables = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))

@@ -289,7 +289,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
     tables = [pl.DataFrame(schema=_ITERATION)]
-    for block in blocks_of(attribution):
+    for block in attributed_blocks(attribution):
         row = calls.rows(block["process"], block["correlation"])
         columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
         times = block.select(
@@ -318,10 +318,6 @@ _ITERATION: Final = {
     "tensor_cores": pl.Boolean,
     **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
 }
-
-
-def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    return iter(()) if attribution.source is None else attributed_blocks(attribution)
 
 
 def by_tensor_core(attribution: Attribution) -> pl.DataFrame:

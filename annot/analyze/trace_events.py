@@ -262,7 +262,7 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the GPU activities in blocks.
 
     The blocks have process, device, stream, correlation (Int64), kind, name, start, length (ns) and key (number in
-    `forest.keys`, Int32). Raises ValueError if the attribution was made without its source.
+    `forest.keys`, Int32).
     """
     kind = pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy"))
     for block in attributed_blocks(attribution):

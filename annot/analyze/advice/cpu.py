@@ -9,7 +9,6 @@ import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
-from annot.analyze.roofline import step_batches
 from annot.analyze.work.layer_work import by_layer_with_work
 from annot.labels.tag import parse
 
@@ -79,8 +78,7 @@ def small_layers(facts: Facts) -> Advice | None:
     if share < 0.2 or each < 10:
         return None
     names = short.filter(pl.col("layer") != "").sort("host_self_ns", descending=True)["layer"]
-    sizes = [size for _, size in step_batches(facts.attribution)]
-    size = max(set(sizes), key=sizes.count) if sizes else None
+    size = facts.batch
     batch = "" if size is None else f"\nDataLoader(dataset, batch_size={2 * size})      # {size} now"
     return Advice(
         "small_layers",
@@ -240,28 +238,6 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-def stragglers(facts: Facts) -> Advice | None:
-    """A process that computes for much longer than the others of the run.
-
-    Evidence: phases of at least two processes; the longest computing time is 1.2 times the median of the processes.
-    """
-    of_cpu = facts.step_time.filter(pl.col("share").is_in(COMPUTED))
-    times = of_cpu.group_by("process").agg(pl.col("ns").sum(), pl.col("wall_ns").first()).sort("ns", "process")
-    lengths = times["ns"].to_list()
-    if not facts.on_cpu or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
-        return None
-    process, longest, wall = times.row(-1)
-    steps = 1e6 * max(facts.steps.height / len(lengths), 1)
-    return Advice(
-        "stragglers",
-        "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",
-        f"{facts.name_of(process).capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of "
-        f"{len(lengths)} processes for {median / steps:,.1f} ms",
-        f"annot report {facts.source} --by-process",
-        (longest - median) / wall,
-    )
-
-
 RULES: Final[tuple[Rule, ...]] = (
-    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases, stragglers,
+    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases,
 )  # fmt: skip

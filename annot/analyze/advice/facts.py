@@ -24,7 +24,7 @@ from annot.analyze.gpu_activities import idle_calls, idle_of_nodes, sums_by_laye
 from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import MATRIX, classify, with_classes
 from annot.analyze.peaks import Peaks
-from annot.analyze.roofline import operator_table, precision_of, under_roof
+from annot.analyze.roofline import operator_table, precision_of, step_batches, under_roof
 from annot.analyze.run_summary import step_time, step_work
 from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.tensor_cores import matrix_units
@@ -92,13 +92,8 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
         next((name for name in names if classify(name).kind in MATRIX), None) for names in rows["kernels"].to_list()
     ]
     precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["inputs"], strict=True)]
-    unknown = pl.lit(None, pl.Int64)
-    rows = rows.with_columns(
-        pl.Series("precision", precisions, pl.String),
-        bytes=pl.col("bytes_read") + pl.col("bytes_written"),
-        gpu_idle_ns=unknown,
-        gpu_launch_ns=unknown,
-    )
+    moved = pl.col("bytes_read") + pl.col("bytes_written")
+    rows = rows.with_columns(pl.Series("precision", precisions, pl.String), bytes=moved)
     return under_roof(rows.sort("wall_ns", "group", descending=[True, False]), peaks)
 
 
@@ -496,6 +491,12 @@ class Facts:
     def peaks(self) -> Peaks:
         """Peaks of the busiest device; without FLOP/s if they are unknown."""
         return default_peaks(self.attribution)
+
+    @cached_property
+    def batch(self) -> int | None:
+        """The most frequent batch size of the steps, by the labels of layers; None: unknown."""
+        sizes = [size for _, size in step_batches(self.attribution)]
+        return max(set(sizes), key=sizes.count, default=None)
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:

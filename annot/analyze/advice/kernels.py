@@ -17,7 +17,6 @@ from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_names import with_classes
 from annot.analyze.peaks import NVIDIA
-from annot.analyze.roofline import step_batches
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.attribution.attribute import known
 from annot.labels.tag import Tag
@@ -157,12 +156,10 @@ def batch_size(facts: Facts) -> Advice | None:
     Evidence: batch sizes in the labels of layers, at least 10 % of the step time in which the device is idle while the
     CPU prepares the next launch, and kernels of less than 10 µs on average, in a run without a serving engine.
     """
-    sizes = [size for _, size in step_batches(facts.attribution)]
-    share = facts.idle["launch"]
+    size, share = facts.batch, facts.idle["launch"]
     short = 0 < facts.mean_kernel_ns < _SHORT_NS
-    if not facts.on_device or not sizes or share < 0.1 or not short or facts.engine:
+    if not facts.on_device or size is None or share < 0.1 or not short or facts.engine:
         return None
-    size = max(set(sizes), key=sizes.count)
     return Advice(
         "batch_size",
         "Double the batch size while it fits into memory"

@@ -17,7 +17,7 @@ import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Loader, Rule
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
-from annot.analyze.cpu_parts import GPU_PARTS
+from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
@@ -398,29 +398,33 @@ def _exposed_copies(facts: Facts, memory: pl.Expr) -> float:
 
 
 def stragglers(facts: Facts) -> Advice | None:
-    """A device that is busy for much longer than the others of the run.
+    """A device that is busy, or without a GPU a process that computes, for much longer than the others of the run.
 
-    Evidence: GPU activities of at least two devices; the longest busy time is 1.2 times the median of the devices, and
-    longer than it by at least 5 % of the step time.
+    Evidence: GPU activities of at least two devices, or phases of at least two processes; the longest time is 1.2 times
+    the median, and on devices longer than it by at least 5 % of the step time.
     """
-    busy = facts.step_time.filter(pl.col("share").is_in(WORK)).group_by("process", "device")
-    rows = busy.agg(pl.col("ns").sum().alias("busy_ns"), pl.col("wall_ns").first()).filter(pl.col("busy_ns") > 0)
-    times = rows["busy_ns"].sort().to_list()
-    if not facts.on_device or len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
+    parts = WORK if facts.on_device else COMPUTED if facts.on_cpu else ()
+    rows = facts.step_time.filter(pl.col("share").is_in(parts)).group_by("process", "device")
+    rows = rows.agg(pl.col("ns").sum(), pl.col("wall_ns").first()).filter((pl.col("ns") > 0) | facts.on_cpu)
+    times = rows["ns"].sort().to_list()
+    if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
-    process, device, longest, wall = rows.sort("busy_ns", "process", "device", descending=[True, False, False]).row(0)
-    if longest - median < 0.05 * wall:
+    process, device, longest, wall = rows.sort("ns", "process", "device", descending=[True, False, False]).row(0)
+    if facts.on_device and longest - median < 0.05 * wall:
         return None
-    return Advice(
-        "stragglers",
-        "Find out why one GPU is busy for longer than the others: uneven batches, a slow CPU or a slow GPU.",
-        f"GPU {device} of {facts.name_of(process)} is busy {longest / median:.2f} times as long as the median of "
-        f"{len(times)} GPUs",
-        f"annot report {facts.source} --by-process"
-        if facts.processes > 1
-        else f"annot report {facts.source} -o run.html      # with the timeline of each GPU",
-        (longest - median) / wall,
+    who = f"one {'GPU is busy' if facts.on_device else 'process computes'} for longer than the others"
+    why = "uneven batches, a slow CPU or a slow GPU" if facts.on_device else "uneven batches, or a core that it shares"
+    name, steps = facts.name_of(process), 1e6 * max(facts.steps.height / len(times), 1)
+    evidence = (
+        f"GPU {device} of {name} is busy {longest / median:.2f} times as long as the median of {len(times)} GPUs"
+        if facts.on_device
+        else f"{name.capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of {len(times)} "
+        f"processes for {median / steps:,.1f} ms"
     )
+    in_page = f"annot report {facts.source} -o run.html      # with the timeline of each GPU"
+    by_process = f"annot report {facts.source} --by-process"
+    code = by_process if facts.processes > 1 else in_page
+    return Advice("stragglers", f"Find out why {who}: {why}.", evidence, code, (longest - median) / wall)
 
 
 _WHOLE_GRAPH: Final = r"^CUDA graph \d+$"
