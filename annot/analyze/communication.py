@@ -1,22 +1,15 @@
-"""Collectives, messages between stages of a pipeline, and tokens of experts.
+"""Communication between ranks: collectives, stages of a pipeline, and experts of a mixture.
 
-Operation, size and process group of collectives, from the texts of their ranges and the names of their kernels.
+The text of a range shows operation, size and process group of a collective; the name of its kernel only the operation.
 
-The collectives of the steps, and the layers that wait for them.
+A part of a collective is exposed while no compute kernel runs on its device. An exposed nanosecond belongs to the
+collective that started first. It counts twice, in different columns: to the layer that launches the collective
+(`exposed_ns`), and to the layer of the next compute kernel of the device, which waits (`wait_ns`). Either column adds
+up to the exposed communication of the summary. In a process without a GPU, time is exposed while no thread computes a
+phase, and the layer around the range of the collective waits.
 
-Time of a collective is exposed while no compute kernel runs on its device. An exposed nanosecond belongs to the
-collective that started first, and to the next compute kernel of the device, which waits. In a process without a GPU,
-time is exposed while no thread computes a phase, and the layer around the range of the collective waits.
-
-Communication by layer: the layers that launch collectives, and the layers that wait for them.
-
-A part of a collective is exposed while no compute kernel runs on its device. Each nanosecond of exposed time counts
-twice, in different columns: to the layer that launches the collective (`exposed_ns`), and to the layer of the next
-compute kernel on the device (`wait_ns`). Either column adds up to the exposed communication of the summary.
-
-Bubbles of a pipeline by stage and micro-batch, from the ranges of ``torch.distributed.pipelining``.
-
-Time of the experts of a mixture, and their imbalance: of layers named ``experts.N``, as in Mixtral or DeepSeek.
+The actions of a pipeline are the ranges of ``torch.distributed.pipelining``. Experts are layers named ``experts.N``, as
+in Mixtral or DeepSeek.
 """
 
 from __future__ import annotations
@@ -40,6 +33,7 @@ from annot.analyze.step_parts import (
     intervals_of,
     merged,
     step_inputs,
+    typed,
     within,
     without,
 )
@@ -235,14 +229,10 @@ def collectives_of(attribution: Attribution) -> Collectives:
                 attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window
             )
         process, number = (pl.lit(value, pl.Int64) for value in device)
-        tables.append(_typed(own.with_columns(process=process, device=number), _COLLECTIVES))
-        exposed.append(_typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
+        tables.append(typed(own.with_columns(process=process, device=number), _COLLECTIVES))
+        exposed.append(typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
         count += own.height
     return Collectives(pl.concat(tables), pl.concat(exposed))
-
-
-def _typed(rows: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _kernels(attribution: Attribution, devices: Collection[Device]) -> dict[Device, pl.DataFrame]:
@@ -258,8 +248,7 @@ def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     collective = (with_classes(rows.select("name"))["kind"] == "collective").alias("collective")
     rows = rows.with_columns(pl.when(collective).then("name").alias("collective"))
     rows = rows.with_columns(pl.when("left_out").then(NONE - 1).otherwise("node").alias("node"))
-    ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
-    return rows.select(*(key.cast(pl.Int64) for key in ids), *(pl.col(name).cast(of) for name, of in _KERNELS.items()))
+    return typed(rows, {"process": pl.Int64, "device": pl.Int64, **_KERNELS})
 
 
 def _gpu_collectives(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -411,7 +400,7 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
         table = table.join(sums, on=KEY, how="left", maintain_order="left")
     zeros = pl.col("calls", "time_ns", "exposed_ns", "wait_ns").fill_null(0)
     table = table.with_columns(zeros).with_columns(hidden_ns=pl.col("time_ns") - pl.col("exposed_ns"))
-    return table.select(*KEY, *(pl.col(name).cast(dtype) for name, dtype in _ROWS.items()))
+    return typed(table, {**dict.fromkeys(KEY, pl.String), **_ROWS})
 
 
 def _named(rows: pl.DataFrame, name: str) -> pl.DataFrame:

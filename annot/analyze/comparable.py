@@ -1,13 +1,9 @@
-"""Whether two profiles can be compared.
+"""Whether two profiles can be compared, or are ranks of one run.
 
-Layers that two profiles cannot compare one by one, because torch.compile or TensorFlow fused them in one of them.
-
-Eager mode has the rows ``h.0.ln_1`` and ``h.0.attn.c_attn``, a compiled model ``h.0.ln_1+h.0.attn.c_attn``. The time of
-a fused kernel belongs to several layers, so that the profiles are compared at the layer around these: ``h.0``.
-
-Check whether two runs are comparable: differences between them other than their times.
-
-Check whether profiles are ranks of one run: their profiler, their world size, their devices and their layers.
+Two runs are comparable if they differ in their times only. Layers that torch.compile or TensorFlow fused in one of them
+are no difference: eager mode has the rows ``h.0.ln_1`` and ``h.0.attn.c_attn``, a compiled model
+``h.0.ln_1+h.0.attn.c_attn``. The time of a fused kernel belongs to several layers, so that the profiles are compared at
+the layer around these: ``h.0``.
 
 Ranks can run different layers (stages of a pipeline) on different hosts, and their times differ. A recorded rank and
 world size outweigh such differences. Without them, ranks have the same devices and share time by layer and by kernel.

@@ -1,8 +1,6 @@
-"""Compare two profiles layer by layer.
+"""Comparison of two profiles of the same training: speedups with confidence intervals, and changed kernels.
 
-Find the rows of a comparison at which a time changed: the change of a layer may be that of the layers inside it.
-
-Comparison of two profiles of the same training: speedups with confidence intervals, and changed kernels.
+The change of a layer may be that of the layers inside it. A comparison shows a change at the rows where it took place.
 """
 
 from __future__ import annotations

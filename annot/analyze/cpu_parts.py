@@ -1,19 +1,14 @@
-"""Parts of the time of a run without a GPU.
+"""Parts of the step time: their names, and those of processes without a GPU with the layers in them.
 
-Parts of the step time: their keys in files, their names in sentences, tables and charts, and their meanings.
+The verdict, the bar, the advice, the page and the guide take the names of parts from here, so that a part has one name.
 
-The verdict, the bar, the advice, the page and the guide take names from here, so that a part has one name.
+Without a GPU, a phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward
+belongs to the data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the
+phase around them. A range around a whole pass does not show whether its thread computes. PyTorch's reducer waits in it,
+outside all operations, while gloo communicates on its own threads. Where such a range has no layer or operation inside
+it, a collective on another thread takes precedence.
 
 Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
-
-Parts of the steps of a process without a GPU: the phases that its threads compute, and the layers in them.
-
-A phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward belongs to the
-data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the phase around them.
-
-A range around a whole pass does not show whether its thread computes. PyTorch's reducer waits in it, outside all
-operations, while gloo communicates on its own threads. Where such a range has no layer or operation inside it, a
-collective on another thread takes precedence.
 """
 
 from __future__ import annotations

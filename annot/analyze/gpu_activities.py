@@ -1,8 +1,7 @@
-"""GPU activities with their layers, and the idle time between them.
+"""GPU activities (kernels, copies and memsets) with their layers, and the time in which devices are idle.
 
-Times in which devices are idle, by what the CPU does meanwhile, and the API calls that wait or allocate.
-
-Single GPU activities (kernels, copies and memsets) with their layers, and sums of values over layers.
+The idle time of a device belongs to what the CPU does meanwhile, and to the layer of the GPU activity that ends it.
+Sums over layers are inclusive: the value of a layer has those of the layers inside it.
 """
 
 from __future__ import annotations

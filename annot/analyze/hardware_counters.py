@@ -1,15 +1,11 @@
-"""Hardware counters of a profile, and the peaks that they or other sources give.
-
-Hardware counters of kernels under uniform names, across profilers and versions.
+"""Hardware counters of kernels under uniform names, and the peaks of the device in a profile.
 
 The source metrics are those of Nsight Compute (``--page raw`` and the details page) and nvprof. Rates and shares of
 several kernels are means weighted by kernel duration; counts and bytes are sums. A sector is 32 bytes (Nsight
 Compute's Kernel Profiling Guide, "Memory Tables").
 
-The peaks of the device in a profile, from the best source at hand.
-
-Sources in order: a file that the user names, measured on this machine, a file of another machine, the data sheet. Files
-are those of `annot calibrate`. Precisions that a file lacks keep the data sheet.
+Sources of peaks in order: a file that the user names, measured on this machine, a file of another machine, the data
+sheet. Files are those of `annot calibrate`. Precisions that a file lacks keep the data sheet.
 """
 
 from __future__ import annotations

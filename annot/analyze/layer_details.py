@@ -1,8 +1,6 @@
-"""Details of one layer: kernels, work, spans.
+"""Details of layers: all metrics of each layer, and the spans of its calls on the GPU.
 
-All metrics of each layer: times, executions, Tensor Cores, work, roofline, memory and hardware counters.
-
-Layer calls projected onto the GPU: the time from the first to the last activity of a call on each stream.
+A span lasts from the first to the last GPU activity of a call on a stream.
 """
 
 from __future__ import annotations

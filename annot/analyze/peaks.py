@@ -1,8 +1,4 @@
-"""Peaks of devices: data sheets, measured ones, and the roofs that they give.
-
-Devices and times in the words of a verdict.
-
-Operations per clock cycle of a multiprocessor, and data sheet values of devices.
+"""Peaks of devices, from data sheets and from files of `annot calibrate`, and names of devices in words.
 
 Rates are dense floating-point operations (two per multiply-add) with 32-bit accumulation. Rates outside Tensor Cores
 are twice the results per clock cycle in the table "Throughput of Native Arithmetic Instructions" of the CUDA C++
@@ -26,13 +22,10 @@ Publications on newer devices are incomplete; unpublished rates are left out:
     MI350 256 compute units at 2.4 (MI355X) and 2.2 GHz: 2.5 PFLOP/s in FP16, 5 in FP8, 10.1 in FP6 and FP4, 157.3
           TFLOP/s in FP32, 8 TB/s (AMD Instinct MI355X specifications); TF32 is unsupported.
 
-Peaks of a device: FLOP/s by precision and memory bandwidth, with their source; those on paper.
-
-Files with the measured peaks of a device, which `annot calibrate` writes and reports read.
-
-The folder of these files is ``annot/peaks`` in the user's data folder (XDG Base Directory Specification:
-``XDG_DATA_HOME``, else ``~/.local/share``). Its subfolder ``measured`` has the devices of this machine. Files that the
-user copies into the folder are those of other machines. A file may have any name; the device in it counts.
+`annot calibrate` writes files with measured peaks, and reports read them. Their folder is ``annot/peaks`` in the user's
+data folder (XDG Base Directory Specification: ``XDG_DATA_HOME``, else ``~/.local/share``). Its subfolder ``measured``
+has the devices of this machine. Files that the user copies into the folder are those of other machines. A file may have
+any name; the device in it counts.
 """
 
 from __future__ import annotations

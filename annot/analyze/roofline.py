@@ -1,17 +1,11 @@
-"""The roofline by layer and by operator.
-
-Roofline model: achieved performance of layers and kernels relative to the peaks of their device.
+"""The roofline of layers, kernels and operators: achieved performance relative to the peaks of their device.
 
 F operations on B bytes have the arithmetic intensity F/B. A device with P operations and W bytes per second reaches at
 most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Below the
 ridge P/W a layer is memory-bound, above it compute-bound. A layer is launch-bound or host-bound if the device waits
 longer for the CPU than it works: for launches, or for other CPU code.
 
-Bottleneck of each layer: time, roofline bound and hardware counters by layer, phase and batch size.
-
-The quantities are those by which Zhao et al. compare the layers of AlexNet and VGG-16 in training.
-
-Operators of a profile by argument shape, with their GPU time, kernels and work.
+The quantities of a bottleneck are those by which Zhao et al. compare the layers of AlexNet and VGG-16 in training.
 """
 
 from __future__ import annotations

@@ -1,18 +1,7 @@
-"""The summary of a run: its device, steps and parts.
+"""The summary of a run: parts of the step time, GPU activities of the steps, and counts of steps, layers and kernels.
 
-Breakdown of step time: GPU activities by kind and by name, and idle time by what the CPU does meanwhile.
-
-Parts of the step on which long steps spend more time than the others.
-
-Reports of NVIDIA's Deep Learning Profiler (DLProf) from any profile.
-
-DLProf correlates kernels with operations, which it names by call stacks. Here a layer replaces the operation (Op Name
-is `layer`), and its module class replaces the operation type. CPU Time is `host_ns`, CPU Overhead (API calls) is
-`launch_ns`, Direction is `phase`, and Using TC is `tc_used`. Times are in ns and not rounded. Grids, blocks and stack
-traces are left out because not all profiles contain them. GPU Idle per operation is left out as well:
-`annot.analyze.run_summary` reports idle time per step.
-
-Summary of a run: DLProf's summary report.
+The items are those of the summary of NVIDIA's Deep Learning Profiler (DLProf), from any profile. Idle time is split by
+what the CPU does meanwhile. Steps above the median show on which parts long steps spend more time than the others.
 """
 
 from __future__ import annotations
@@ -50,6 +39,7 @@ from annot.analyze.step_parts import (
     merged,
     shares_of_devices,
     step_inputs,
+    typed,
 )
 from annot.analyze.tensor_cores import layer_tensor_cores, matrix_units, tensor_core_work
 from annot.attribution import column_ops
@@ -177,13 +167,8 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
     texts = rows["name"].cast(pl.String).fill_null("")
     for name in texts.unique():
         codes.setdefault(name, len(codes))
-    ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
-    pinned = (pl.col("pinned") if "pinned" in rows.columns else pl.lit(None)).cast(pl.Boolean).alias("pinned")
-    times = pl.col("start", "end").cast(pl.Int64)
-    name = texts.replace_strict(codes, return_dtype=pl.Int32).alias("name")
-    return rows.select(
-        *(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", pinned, name
-    )
+    rows = rows.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
+    return typed(rows, dict.fromkeys(("process", "device", "start", "end"), pl.Int64) | _GROUPS)
 
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import polars as pl
+import polars.selectors as cs
 
 from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels, over
 from annot.analyze.kernel_names import MATRIX, layer_names, with_classes
-from annot.analyze.step_parts import calls_of
+from annot.analyze.step_parts import calls_of, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_layer, of_modules
@@ -291,20 +292,13 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     tables = [pl.DataFrame(schema=_ITERATION)]
     for block in attributed_blocks(attribution):
         row = calls.rows(block["process"], block["correlation"])
-        columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
         times = block.select(
-            pl.when(pl.col("step") != column_ops.NONE).then("step").cast(pl.Int64).alias("step"), *columns,
-            pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
-            launch_ns=calls.ns.gather(row),
+            column_ops.known(block["step"]), cs.by_name("process", "device", "stream", require_all=False), "gpu_ns",
+            start_ns="start", launch_start_ns=calls.start.gather(row), launch_ns=calls.ns.gather(row),
         )  # fmt: skip
         kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
-        tables.append(
-            rows.select(
-                (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
-                for name, dtype in _ITERATION.items()
-            )
-        )
+        tables.append(typed(rows, _ITERATION))
     del calls
     work = pl.concat(tables)
     del tables

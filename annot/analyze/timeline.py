@@ -1,12 +1,8 @@
-"""The timeline of a page.
+"""The timeline of the page: a sample of the ranges and GPU activities of `annot.analyze.trace_events`.
 
-Sums of the events that a sampled timeline leaves out, in cells of time: with them, sums of any interval are right.
-
-The page adds up the events that it has, and the cells in the interval. Sums are exact from cell to cell.
-
-Timeline for the page: a sample of the ranges and GPU activities of `annot.analyze.trace_events`, in lanes and rows.
-
-A lane is a track with everything that overlaps on it: the page draws a lane as rows below each other.
+A lane is a track with everything that overlaps on it: the page draws a lane as rows below each other. Cells of time
+have the sums of the events that the sample leaves out. The page adds up the events that it has, and the cells in an
+interval. Sums are exact from cell to cell.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Events and tracks of a trace viewer.
+"""Events and tracks of a trace viewer: steps, ranges, launches and GPU activities, with flow arrows.
 
-Tracks of a timeline, with their names: steps, threads and layers of processes, streams of devices.
-
-Events of a timeline: ranges and GPU activities, and for traces also steps, launches and flow arrows.
-
-Events are built in blocks, so that a long profile does not have to fit into memory.
+Tracks are steps, threads and layers of processes, and streams of devices. Events are built in blocks, so that a long
+profile does not have to fit into memory.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from annot.analyze.gpu_activities import KEY, attributed_blocks
-from annot.analyze.step_parts import Calls
+from annot.analyze.step_parts import Calls, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.range_trees import Forest
@@ -311,9 +308,8 @@ class Events:
             tables = [self._steps(), self._ranges(), self._launches(), *tables]
         for blocks in tables:
             for block in blocks:
-                missing = [pl.lit(None).alias(name) for name in EVENTS if name not in block.columns]
-                for rows in block.with_columns(pl.col("start") - zero, *missing).iter_slices(_SLICE):
-                    yield rows.select(pl.col(name).cast(dtype) for name, dtype in EVENTS.items())
+                for rows in block.with_columns(pl.col("start") - zero).iter_slices(_SLICE):
+                    yield typed(rows, EVENTS)
 
     @cached_property
     def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:

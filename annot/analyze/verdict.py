@@ -1,8 +1,7 @@
-"""The verdict of a run or of its ranks.
+"""One sentence about a profile, or about the ranks of a run.
 
-One sentence about a profile: the time of a step, the device, and where most of this time goes.
-
-One sentence about the ranks of a run: the time of a step, the devices, the slowest rank, and who waits for it.
+For a profile: the time of a step, the device, and where most of this time goes. For ranks: the time of a step, the
+devices, the slowest rank, and who waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice.facts import Facts
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, Facts
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
@@ -32,12 +31,8 @@ __all__ = ["RankTimes", "ranks_verdict", "times_of_rank", "verdict"]
 
 _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
-_LEAST: Final = 0.1
-"""Smallest share of the step that the sentence mentions."""
 _MOST: Final = 0.5
 """Share of the GPU time outside ranges above which the sentence begins with it."""
-_LEAST_LAYER: Final = 0.05
-"""Smallest share of the step for which the sentence names a layer."""
 _LONGEST_NAME: Final = 64
 """Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
@@ -145,7 +140,7 @@ def _busy(rows: _Rows, facts: Facts) -> list[str]:
     busy = rows["gpu", "busy"]
     idle, several = 1 - busy["share"], busy["count"] > 1
     gpu = "the GPUs" if several else "the GPU"
-    if idle < _LEAST / 2:
+    if idle < LEAST_CHANGE:
         return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
     cause, share = max(facts.idle.items(), key=lambda pair: pair[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
@@ -165,9 +160,9 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     share, words, which = max(candidates, key=lambda candidate: candidate[0])
     if clause := _operator(facts, share):
         return [clause]
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         share, words, which = _longest_kind(facts, units)
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         return []
     layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
@@ -180,7 +175,7 @@ def _operator(facts: Facts, least: float) -> str:
         return ""
     operator, cause = longest
     kind = _longest_kind(facts, "")[0]
-    if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
+    if operator.share < max(LEAST_SHARE, kind / 2, least if cause else least + LEAST_SHARE):
         return ""
     return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
 
@@ -243,14 +238,14 @@ def _short(name: str) -> str:
 
 
 def _named(name: str, share: float, whole: float) -> str:
-    if share < _LEAST_LAYER:
+    if share < LEAST_CHANGE:
         return ""
     return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
 def _cpu_clauses(table: pl.DataFrame, facts: Facts) -> list[str]:
     """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
-    time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
+    time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= LEAST_SHARE)
     rows = time.sort("ns", descending=True).select("item", "share").rows()
     if not rows:
         return []
@@ -275,7 +270,7 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     return [
         f"{ns / wall:.0%} in {name} ({_phases(layers, *key)})"
         for name, ns, key in _longest(facts, layers, "ns")
-        if ns >= _LEAST_LAYER * wall
+        if ns >= LEAST_CHANGE * wall
     ]
 
 

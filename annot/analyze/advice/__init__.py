@@ -1,4 +1,7 @@
-"""Advice: rules that suggest changes to a training run, each with evidence and the code or command to use."""
+"""Advice: rules that suggest changes to a training run, each with evidence and the code or command to use.
+
+The code of a rule is for PyTorch. For Keras, and for CUDA without a framework, it is translated at the end.
+"""
 
 from __future__ import annotations
 

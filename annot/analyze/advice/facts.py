@@ -1,8 +1,6 @@
-"""What the rules of advice know of a run.
+"""What the rules of advice and the verdict know of a run: quantities that are computed once and on demand.
 
-Operators with their share of the step time, as the advice rules about operators and the verdict use them.
-
-Quantities that the advice rules use, computed once and on demand.
+The shares from which something is worth a sentence stand here too, so that all rules weigh alike.
 """
 
 from __future__ import annotations
@@ -39,6 +37,15 @@ from annot.labels.tag import COMPILED, Tag, parse
 
 __all__ = ["Advice", "Facts", "Loader", "Rule"]
 
+LEAST_SHARE: Final = 0.1
+"""Share of the step from which a part of it is worth other code, such as a fused layer. The verdict names no smaller
+part."""
+LEAST_CHANGE: Final = 0.05
+"""Share of the step from which a part is worth a change of a few lines. The verdict names no smaller layer."""
+LEAST_SETTING: Final = 0.03
+"""Share of the step from which a part is worth a setting that does not change results, such as a fused optimizer."""
+LEAST_ON_CPU: Final = 0.2
+"""Share of the step from which a part is worth advice without a GPU, where each part of a step is work of the CPU."""
 _HOST_COPIES: Final = ("(copy HtoD)", "(copy DtoH)")
 _LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
 _LOWEST_TENSOR_RIDGE: Final = 125.0
@@ -110,8 +117,6 @@ SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
 _OTHER_LAYERS: Final = (
     r"^aten::(?:linear|addmm|mm|conv|_?convolution|layer_norm|native_layer_norm|batch_norm|embedding|scaled_dot)"
 )
-_LEAST_ATTENTION: Final = 0.1
-"""Share of the step from which attention in eager operations is worth advice."""
 _LAUNCH: Final = re.compile(r"(?i)launch(?!HostFunc)")
 _MOST_LAUNCHES: Final = 4
 """Launches per kernel: the runtime and the driver may each record one. A capture into a CUDA graph has hundreds."""
@@ -409,10 +414,10 @@ class Facts:
 
     @cached_property
     def eager_attention(self) -> list[Operator]:
-        """The operators of attention in eager operations; none if they take less than `_LEAST_ATTENTION` of a step."""
+        """The operators of attention in eager operations; none if they take less than `LEAST_SHARE` of a step."""
         groups = self._attention_in_pieces()
         operators = [operator for operator in self.operators if operator.group in groups]
-        return operators if sum(operator.share for operator in operators) >= _LEAST_ATTENTION else []
+        return operators if sum(operator.share for operator in operators) >= LEAST_SHARE else []
 
     def _attention_in_pieces(self) -> set[int]:
         """The groups of the operators that compute attention one after the other."""

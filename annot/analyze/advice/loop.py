@@ -1,11 +1,4 @@
-"""Advice about the training loop: data, communication, steps.
-
-Advice rule about communication between ranks, by the operation that takes the most exposed time.
-
-Advice rule about steps that wait for data: worker processes, more of them, or cheaper loading.
-
-Advice rules about the training loop: copies, memory, waits for the GPU and ranks.
-"""
+"""Rules about the training loop: data loading, copies, memory, waits for the GPU, and communication between ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +8,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts, Loader, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Loader, Rule
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
@@ -26,8 +19,6 @@ from annot.attribution.steps import fetches
 
 __all__ = ["RULES", "collectives", "data_loading"]
 
-_LEAST_EXPOSED: Final = 0.05
-"""Share of the step from which exposed communication is worth a change."""
 _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
 _MOST_NAMED: Final = 3
@@ -89,7 +80,7 @@ def collectives(facts: Facts) -> Advice | None:
     """
     share = facts.shares["collectives"]
     computes = facts.on_cpu or (facts.on_device and facts.shares["kernels"] + facts.shares["tensor_cores"] > 0)
-    if share < _LEAST_EXPOSED or not computes:
+    if share < LEAST_CHANGE or not computes:
         return None
     calls = collectives_of(facts.attribution)
     times = _exposed(calls, facts.wall_ns)
@@ -145,8 +136,6 @@ def _backward_share(facts: Facts, calls: Collectives) -> str:
     return f", {waits / backward:.0%} of the backward pass" if waits >= 0.01 * backward > 0 else ""
 
 
-_LEAST_WAIT: Final = 0.1
-"""Share of the step from which waiting for data is worth a change."""
 _AFRESH: Final = 3
 """Generations of worker processes that show a restart in each epoch. Two can be those of two loaders."""
 _ON_GPU: Final = 8
@@ -161,7 +150,7 @@ def data_loading(facts: Facts) -> Advice | None:
     iterator that torch.profiler names. Single late batches need steps of which most hardly wait.
     """
     share = facts.shares["data"]
-    if share < _LEAST_WAIT:
+    if share < LEAST_SHARE:
         return None
     late = _late_steps(facts)
     if late.height:
@@ -180,7 +169,7 @@ def _late_steps(facts: Facts) -> pl.DataFrame:
     late = steps.filter(pl.col("data_ns") > pl.col("data_ns").mean())
     usual = _median(steps["data_ns"]) * steps.height
     bursts = max(facts.loader.workers or (_ON_GPU if facts.loader.some else 1), 1)
-    few = late.height * bursts < steps.height / 2 and usual < _LEAST_WAIT * int(steps["step_ns"].sum())
+    few = late.height * bursts < steps.height / 2 and usual < LEAST_SHARE * int(steps["step_ns"].sum())
     return late if few else late.clear()
 
 
@@ -295,7 +284,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     during or after them (`annot.analyze.gpu_activities.idle_intervals`).
     """
     share = facts.idle["synchronisation"]
-    if not facts.on_device or share < 0.05:
+    if not facts.on_device or share < LEAST_CHANGE:
         return None
     longest = next(iter(facts.idle_calls.filter(pl.col("cause") == "synchronisation")["name"]), "")
     change, code = next(remedy for pattern, remedy in _WAITS.items() if re.search(pattern, longest))
@@ -325,7 +314,7 @@ def allocations(facts: Facts) -> Advice | None:
     the device is idle during them. About as many frees as allocations mean that nothing is kept.
     """
     share = facts.idle["allocation"]
-    if not facts.on_device or share < 0.03:
+    if not facts.on_device or share < LEAST_SETTING:
         return None
     calls = facts.idle_calls.filter(pl.col("cause") == "allocation")
     frees = int(calls.filter(pl.col("name").str.contains("(?i)free"))["calls"].sum())
@@ -354,7 +343,7 @@ def pageable_copies(facts: Facts) -> Advice | None:
     Evidence: copies that the profile records as copies from pageable memory, with at least 3 % of the step time.
     """
     share = _exposed_copies(facts, ~pl.col("pinned"))
-    if share < _LEAST_COPIES:
+    if share < LEAST_SETTING:
         return None
     return Advice(
         "pageable_copies",
@@ -366,10 +355,6 @@ def pageable_copies(facts: Facts) -> Advice | None:
     )
 
 
-_LEAST_COPIES: Final = 0.03
-"""Share of the step from which copies to the device are worth a change."""
-
-
 def host_copies(facts: Facts) -> Advice | None:
     """Host-to-device copies from pinned memory, or from memory of unknown kind, that do not overlap with kernels.
 
@@ -377,7 +362,7 @@ def host_copies(facts: Facts) -> Advice | None:
     """
     pinned, unknown = (_exposed_copies(facts, which) for which in (pl.col("pinned"), pl.col("pinned").is_null()))
     share = min(pinned + unknown, facts.shares["copies"])
-    if share < _LEAST_COPIES:
+    if share < LEAST_SETTING:
         return None
     memory = "pinned memory" if pinned >= unknown else "host memory (pinned or pageable: the profile does not show it)"
     return Advice(
@@ -410,7 +395,7 @@ def stragglers(facts: Facts) -> Advice | None:
     if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
     process, device, longest, wall = rows.sort("ns", "process", "device", descending=[True, False, False]).row(0)
-    if facts.on_device and longest - median < 0.05 * wall:
+    if facts.on_device and longest - median < LEAST_CHANGE * wall:
         return None
     who = f"one {'GPU is busy' if facts.on_device else 'process computes'} for longer than the others"
     why = "uneven batches, a slow CPU or a slow GPU" if facts.on_device else "uneven batches, or a core that it shares"

@@ -1,14 +1,4 @@
-"""Advice about operators.
-
-Why an operator is slow on a GPU: a small rule for each cause.
-
-Each rule states its evidence: the shapes and arguments of the operator, or the roof of a known device. Sources:
-NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, alignment of 16 bytes) and "Convolutional Layers
-User's Guide"; Dao et al., "FlashAttention-2" (arXiv 2307.08691), section 3.2; Shazeer et al., arXiv 1701.06538,
-section 3.1 (batches of experts); PyTorch, `torch.nn.Embedding` (sparse gradients).
-
-Advice rules about operators with recorded inputs: shapes, attention in pieces, older kernels, copies.
-"""
+"""Rules about operators with recorded inputs: shapes, attention in pieces, older kernels, copies."""
 
 from __future__ import annotations
 
@@ -19,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import PRODUCTS, SOFTMAX, Advice, Facts, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule
 from annot.analyze.advice.gemm_causes import convolution_cause, gemm_cause
 from annot.analyze.advice.operator_causes import (
     LOW_ROOF,
@@ -88,8 +78,6 @@ def _low_intensity(operator: Operator) -> Cause | None:
     return Cause("memory_bound", f"memory-bound with {operator.intensity:.2g} FLOPs per byte{roof}")
 
 
-_LEAST: Final = 0.1
-"""Share of the step from which an operator is worth advice."""
 _GATHERS: Final = ("aten::index", "aten::index_select", "aten::gather", "aten::take_along_dim")
 _OLDER: Final = r"flash_(?:fwd|bwd)_|fmha_cutlass[FB]_\w*_sm[5-8]\d"
 """Kernels of FlashAttention-2, unless they match `_NEWER`, and of CUTLASS for Ampere and older."""
@@ -112,7 +100,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     matches = [
         (operator, cause)
         for operator in facts.operators
-        if operator.share >= _LEAST / 4
+        if operator.share >= LEAST_SHARE / 4
         and (cause := cause_of(operator))
         and cause.advice
         and re.search(_WORDS[family], operator.name)
@@ -121,7 +109,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     for operator, cause in matches:
         shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
     name = max(shares, key=lambda name: shares[name], default="")
-    if not name or shares[name] < _LEAST:
+    if not name or shares[name] < LEAST_SHARE:
         return None
     same = [(operator, cause) for operator, cause in matches if cause.name == name]
     longest, cause = same[0]
@@ -201,7 +189,7 @@ def older_attention(facts: Facts) -> Advice | None:
     predicate &= ~pl.col("name").is_in(facts.kernels_of(decodes))
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
-    if share < _LEAST / 2:
+    if share < LEAST_CHANGE:
         return None
     name = facts.work.filter(predicate).sort("wall_ns", descending=True)["name"][0]
     kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
@@ -237,7 +225,7 @@ def gathered_weights(facts: Facts) -> Advice | None:
         if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
     ]
     share = sum(operator.share for operator in gathers)
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         return None
     return Advice(
         "gathered_weights",
@@ -258,7 +246,7 @@ def _copies(facts: Facts, *, kind: str) -> Advice | None:
     """
     operators = [operator for operator in facts.operators if _kind_of_copy(operator) == kind]
     shares = [operator.share * (1 - operator.from_host) for operator in operators]
-    if facts.engine or sum(shares) < _LEAST:
+    if facts.engine or sum(shares) < LEAST_SHARE:
         return None
     what, advice, code = _COPIES[kind]
     longest = operators[shares.index(max(shares))]

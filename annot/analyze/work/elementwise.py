@@ -1,25 +1,19 @@
-"""Bytes of element-wise operations and optimizers.
-
-Cost of elementwise and windowed layers: activations, softmax, normalisations, pooling, losses.
+"""Cost of elementwise and windowed layers (activations, normalisations, pooling, losses), and of optimizer steps.
 
 Each of these counts as one FLOP: addition, subtraction, multiplication, division, comparison, exponential, logarithm,
 root, tanh, error function. The sigmoid, ``1 / (1 + exp(-x))``, therefore counts as 4. Constants that do not depend on
-the input are computed once and are free. Gradients are counted as PyTorch computes them, from the input or output that
-the forward saves. An official count does not exist. Hardware counters differ, depending on the compiler.
+the input or the parameter, such as bias corrections, are computed once and are free. Gradients are counted as PyTorch
+computes them, from the input or output that the forward saves. An official count does not exist. Hardware counters
+differ, depending on the compiler.
 
-Source: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/.
+An optimizer step reads parameters, gradients and state, and writes parameters and state. PyTorch and Keras implement
+the same algorithms. Where their code differs by a multiplication, as in Keras's Nesterov momentum, the count follows
+PyTorch's documentation. Optimizers are not counted if their work depends on shapes (Adafactor, Muon), on the number of
+nonzero gradients (SparseAdam), on the number of loss evaluations (LBFGS) or on zero weights (Ftrl).
 
-Cost of optimizer steps: FLOPs per updated parameter.
-
-FLOPs are counted as in `annot.analyze.work.elementwise`. Factors that do not depend on the parameter, such as bias
-corrections, are computed once and are free. PyTorch and Keras implement the same algorithms. Where their code differs
-by a multiplication, as in Keras's Nesterov momentum, the count follows PyTorch's documentation.
-
-A step reads parameters, gradients and state, and writes parameters and state.
-
-Sources: the algorithms in https://docs.pytorch.org/docs/stable/optim.html (a page per class) and, for Lion and Lamb,
-https://keras.io/api/optimizers/. Optimizers are not counted if their work depends on shapes (Adafactor, Muon), on the
-number of nonzero gradients (SparseAdam), on the number of loss evaluations (LBFGS) or on zero weights (Ftrl).
+Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the
+algorithms in https://docs.pytorch.org/docs/stable/optim.html (a page per class) and, for Lion and Lamb,
+https://keras.io/api/optimizers/.
 """
 
 from __future__ import annotations

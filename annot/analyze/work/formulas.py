@@ -1,11 +1,8 @@
-"""The formulas of layers by class.
+"""Formulas of all layers and operations of PyTorch and Keras by name, and the cost of a parsed label.
 
-Cost of layers that only Keras has. The layout is channels last unless the argument `layout` differs.
-
-Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. FLOPs outside matrix
-multiplications are counted as in `annot.analyze.work.elementwise`. Random numbers are free.
-
-Formulas of all layers and operations of PyTorch and Keras, by name, and the cost of a parsed label.
+The formulas here are those of layers that only Keras has. Their layout is channels last unless the argument `layout`
+differs. Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. FLOPs outside
+matrix multiplications are counted as in `annot.analyze.work.elementwise`. Random numbers are free.
 """
 
 from __future__ import annotations

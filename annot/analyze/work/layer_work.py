@@ -1,8 +1,4 @@
-"""FLOPs and bytes of layers.
-
-Expected work of each layer of a profile, summed over its calls.
-
-Measured FLOPs of kernels and layers from hardware counters, compared with the expected FLOPs.
+"""Expected work of the layers of a profile, summed over their calls, and measured FLOPs from hardware counters.
 
 The counters of Nsight Compute, nvprof and CUPTI are:
 

@@ -1,21 +1,13 @@
-"""FLOPs and bytes of matrix multiplications, convolutions and recurrent layers.
-
-Cost of matrix multiplications: convolutions, linear and bilinear layers.
+"""Cost of matrix multiplications: linear layers, convolutions, embeddings, recurrent layers and attention.
 
 FLOPs exclude the bias, as in `torch.utils.flop_counter`, because its addition is fused into the GEMM. The gradient of
-the inputs and the gradient of the weights each cost as many FLOPs as the forward.
+the inputs and the gradient of the weights each cost as many FLOPs as the forward. Recurrent layers and attention count
+matrix multiplications only: gates and softmax add only a few FLOPs per element.
 
 Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the counts
-agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``).
-
-Cost of sequence layers: embeddings, recurrent layers and cells, attention.
-
-Recurrent layers and attention count matrix multiplications only, as `torch.utils.flop_counter` does. Gates and softmax
-add only a few FLOPs per element.
-
-Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/. A step of an
-LSTM cell with equal input and state widths costs 16 · hidden² FLOPs per sample: four gates with two matrix-vector
-products of hidden² multiply-adds each. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
+agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``). A step of an LSTM cell with
+equal input and state widths costs 16 · hidden² FLOPs per sample: four gates with two matrix-vector products of hidden²
+multiply-adds each. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
 """
 
 from __future__ import annotations
