@@ -168,7 +168,7 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
     for name in texts.unique():
         codes.setdefault(name, len(codes))
     rows = rows.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
-    return typed(rows, dict.fromkeys(("process", "device", "start", "end"), pl.Int64) | _GROUPS)
+    return typed(rows, {**dict.fromkeys(("process", "device", "start", "end"), pl.Int64), **_GROUPS})
 
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:

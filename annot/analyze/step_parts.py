@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 import polars.selectors as cs
@@ -354,7 +354,7 @@ def _cut_out(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(outside)
 
 
-def typed(rows: pl.DataFrame, schema: Mapping[str, pl.DataType | type[pl.DataType]]) -> pl.DataFrame:
+def typed(rows: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
     """Return the columns of a schema with its types; null where the rows lack a column."""
     missing = [pl.lit(None).alias(name) for name in schema if name not in rows.columns]
     return rows.with_columns(missing).select(pl.col(name).cast(dtype) for name, dtype in schema.items())

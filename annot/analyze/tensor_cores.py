@@ -3,6 +3,12 @@
 Tensor Cores require a matrix multiplication, a supported dtype, and sizes that are multiples of 16 bytes
 (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html, "Requirements to
 use Tensor Cores"). Newer libraries also use them for other sizes, at a lower speed; such layers count as using them.
+
+The reports by kernel, operation type and layer are those of NVIDIA's Deep Learning Profiler (DLProf), which correlates
+kernels with operations and names these by call stacks. Here a layer replaces the operation (Op Name is `layer`), and
+its module class replaces the operation type. CPU Time is `host_ns`, CPU Overhead (API calls) is `launch_ns`, Direction
+is `phase`, and Using TC is `tc_used`. Times are in ns and not rounded. Grids, blocks and stack traces are left out
+because not all profiles contain them.
 """
 
 from __future__ import annotations

@@ -389,8 +389,8 @@ def stragglers(facts: Facts) -> Advice | None:
     the median, and on devices longer than it by at least 5 % of the step time.
     """
     parts = WORK if facts.on_device else COMPUTED if facts.on_cpu else ()
-    rows = facts.step_time.filter(pl.col("share").is_in(parts)).group_by("process", "device")
-    rows = rows.agg(pl.col("ns").sum(), pl.col("wall_ns").first()).filter((pl.col("ns") > 0) | facts.on_cpu)
+    sums = facts.step_time.filter(pl.col("share").is_in(parts)).group_by("process", "device")
+    rows = sums.agg(pl.col("ns").sum(), pl.col("wall_ns").first()).filter((pl.col("ns") > 0) | facts.on_cpu)
     times = rows["ns"].sort().to_list()
     if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
