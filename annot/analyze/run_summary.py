@@ -52,6 +52,7 @@ from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
+    "busy_times",
     "by_summary",
     "excess_of_long_steps",
     "part_names",
@@ -89,6 +90,13 @@ def _shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFra
     keys = ("process", "device", "share")
     sums = sums.group_by(keys, maintain_order=True).agg(pl.col("ns", "hidden_ns").sum(), pl.col("wall_ns").first())
     return sums.select(rows.columns)
+
+
+def busy_times(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the time in which each device is busy, from the table of `step_time`: process, device, ns (above 0)."""
+    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
+    ran = table.filter(pl.col("share").is_in(WORK) & ~on_cpu & (pl.col("ns") > 0))
+    return ran.group_by("process", "device").agg(pl.col("ns").sum())
 
 
 def part_names(attribution: Attribution) -> dict[str, PartName]:
@@ -326,15 +334,13 @@ def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(KEY)
     of_eligible = int(work.join(eligible, on=KEY, how="semi")["gpu_ns"].sum())
     used = work.filter("tensor_cores")
-    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
-    ran = steps.filter(pl.col("share").is_in(WORK) & ~on_cpu)
-    devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
+    busy = busy_times(steps)
     tc_ns: int | None = int(used["gpu_ns"].sum())
     calls: int | None = int(used["calls"].sum())
     if not calls and work.filter(pl.col("kind").is_in(MATRIX))["tensor_cores"].null_count():
         tc_ns = calls = None  # no kernel shows that it uses Tensor Cores, and some may
     return [
-        _row("gpu", "busy", devices, int(ran["ns"].sum()), int(steps["ns"].sum())),
+        _row("gpu", "busy", busy.height, int(busy["ns"].sum()), int(steps["ns"].sum())),
         _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
         _row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
     ]

@@ -308,7 +308,7 @@ GAP = 5
 @pytest.mark.parametrize("seed", every_third(range(60)))
 def test_against_a_count_of_every_nanosecond(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On random profiles, in which gaps of 5 ns are long, the shares are those that counting each nanosecond gives."""
-    monkeypatch.setattr(gpu_activities, "DISPATCH_NS", GAP)
+    monkeypatch.setattr(gpu_activities, "_DISPATCH_NS", GAP)
     rows = _random(random.Random(seed))
     attribution = attribute(rows.build(), steps=slice(0, None))  # also if most GPU time lies outside them
     table = step_time(attribution)

@@ -14,8 +14,7 @@ from annot.analyze.advice import cpu, kernels, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
 from annot.analyze.run_summary import excess_of_long_steps
-from annot.attribution.attribute import Attribution, known
-from annot.attribution.summary import step_statistics
+from annot.attribution.attribute import Attribution
 from annot.util.entry_points import Extension, loaded
 
 __all__ = ["RULES", "Advice", "Facts", "advise", "by_advice"]
@@ -101,7 +100,7 @@ def uneven_steps(facts: Facts) -> Advice | None:
     steps above the median spend more time on. Silent if other rules advise on the causes of at least half of this
     excess. It is a symptom, so it saves nothing by itself and comes after all advice on causes.
     """
-    times = step_statistics(facts.all_steps) if known(facts.attribution.meta) else None
+    times = facts.step_lengths
     if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
         return None
     excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)

@@ -23,14 +23,14 @@ from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import MATRIX, classify, with_classes
 from annot.analyze.peaks import Peaks
 from annot.analyze.roofline import operator_table, precision_of, step_batches, under_roof
-from annot.analyze.run_summary import step_time, step_work
+from annot.analyze.run_summary import busy_times, step_time, step_work
 from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.tensor_cores import matrix_units
-from annot.attribution.attribute import Attribution
+from annot.attribution.attribute import Attribution, known
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer
 from annot.attribution.steps import fetches, steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, step_statistics
 from annot.labels.layer_path import with_parent
 from annot.labels.serving import serving_engine
 from annot.labels.tag import COMPILED, Tag, parse
@@ -282,6 +282,11 @@ class Facts:
         return by_step(self.attribution)
 
     @cached_property
+    def step_lengths(self) -> dict[str, Any] | None:
+        """The result of `annot.attribution.summary.step_statistics`; None: no steps, or no CPU times."""
+        return step_statistics(self.all_steps) if known(self.attribution.meta) else None
+
+    @cached_property
     def parts(self) -> StepInputs:
         """The result of `annot.analyze.step_parts.step_inputs`."""
         return step_inputs(self.attribution)
@@ -290,6 +295,16 @@ class Facts:
     def step_time(self) -> pl.DataFrame:
         """The table of `annot.analyze.run_summary.step_time`."""
         return step_time(self.attribution)
+
+    @cached_property
+    def devices(self) -> int:
+        """Number of devices with step time, and of processes without a device."""
+        return self.step_time.select("process", "device").n_unique() if self.step_time.height else 0
+
+    @cached_property
+    def busy(self) -> pl.DataFrame:
+        """The table of `annot.analyze.run_summary.busy_times`."""
+        return busy_times(self.step_time)
 
     @cached_property
     def shares(self) -> dict[str, float]:
