@@ -29,6 +29,7 @@ __all__ = [
     "attributed_kernels",
     "by_layer_and_step",
     "device_idle",
+    "has_gpu_activities",
     "idle_calls",
     "idle_intervals",
     "idle_of_nodes",
@@ -431,6 +432,11 @@ def _sums_by_step(attribution: Attribution, times: pl.DataFrame, name: str) -> p
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
     every = sums_by_layer(attribution, times, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")
+
+
+def has_gpu_activities(attribution: Attribution) -> bool:
+    """Return whether a profile contains GPU activities."""
+    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
 
 
 def over(value: str, whole: str) -> pl.Expr:

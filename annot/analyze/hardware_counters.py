@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_kernels, over, sums_by_layer
+from annot.analyze.gpu_activities import KEY, attributed_kernels, has_gpu_activities, over, sums_by_layer
 from annot.analyze.peaks import (
     Peaks,
     Stored,
@@ -253,7 +253,7 @@ def default_peaks(attribution: Attribution) -> Peaks:
     Peaks without FLOP/s are unknown. Their source says why, and what to do.
     """
     given: Peaks | None = attribution.meta.get(GIVEN)
-    if not attribution.nodes.select(pl.col("kernels").sum() + pl.col("copies").sum()).item():
+    if not has_gpu_activities(attribution):
         name, threads = _cpu(attribution.meta)
         return (given and _given(given, device_text(name, threads), None)) or _peaks_of_cpu(name, threads)
     devices = attribution.meta.get("devices") or [row for row in [_device_of_profile(attribution)] if row]

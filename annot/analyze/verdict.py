@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, Facts
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, OUTSIDE_RANGES, Facts
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
@@ -22,7 +22,7 @@ from annot.analyze.kernel_names import MATRIX
 from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.run_summary import by_summary, part_names
 from annot.analyze.tensor_cores import matrix_units
-from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import BATCH, DATA, EPOCH
 from annot.labels.layer_path import named, with_parent
 
@@ -117,8 +117,7 @@ def _unknown_time(facts: Facts) -> str:
 
 def _unattributed_share(facts: Facts) -> list[str]:
     """How much of the GPU time a profile with ranges leaves outside them, if that is most of it."""
-    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
-    sums = facts.layers.select(pl.col("gpu_self_ns").filter(outside).sum(), whole=pl.col("gpu_self_ns").sum())
+    sums = facts.layers.select(pl.col("gpu_self_ns").filter(OUTSIDE_RANGES).sum(), whole=pl.col("gpu_self_ns").sum())
     outside_ns, whole_ns = sums.row(0)
     share = outside_ns / max(whole_ns, 1)
     if share <= _MOST or facts.attribution.whole.every_range().is_empty():

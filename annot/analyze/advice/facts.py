@@ -27,7 +27,7 @@ from annot.analyze.run_summary import busy_times, step_time, step_work
 from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.attribute import Attribution, known
-from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer
 from annot.attribution.steps import fetches, steady_steps
 from annot.attribution.summary import by_step, step_statistics
@@ -528,6 +528,9 @@ class Facts:
                 tags.setdefault(tag.layer, []).append(tag)
         return tags
 
+
+OUTSIDE_RANGES: Final = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
+"""Whether GPU activities were launched by recorded calls outside any range."""
 
 Rule: TypeAlias = Callable[[Facts], Advice | None]
 

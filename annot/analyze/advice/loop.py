@@ -8,13 +8,21 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Loader, Rule
+from annot.analyze.advice.facts import (
+    LEAST_CHANGE,
+    LEAST_SETTING,
+    LEAST_SHARE,
+    OUTSIDE_RANGES,
+    Advice,
+    Facts,
+    Loader,
+    Rule,
+)
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
-from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.steps import fetches
 
 __all__ = ["RULES", "collectives", "data_loading"]
@@ -425,17 +433,16 @@ def coverage(facts: Facts) -> Advice | None:
     help: another recording does.
     """
     nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
-    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
     rows, time = facts.work.rename({"wall_ns": "ns"}), "the GPU time of the steps"
     if not facts.steps.height or 2 * int(rows["ns"].sum()) < int(nodes["gpu_self_ns"].sum()):
         rows = nodes.select("layer", "module", ns="gpu_self_ns", calls=pl.col("kernels") + pl.col("copies"))
         time = "GPU time"
-    ns, count = rows.filter(outside).select("ns", "calls").sum().row(0)
+    ns, count = rows.filter(OUTSIDE_RANGES).select("ns", "calls").sum().row(0)
     share = ns / max(int(rows["ns"].sum()), 1)
     if share < 0.3:
         return None
-    whole_graphs = facts.work.filter(outside, pl.col("name").str.contains(_WHOLE_GRAPH))
-    if 2 * int(whole_graphs["wall_ns"].sum()) > int(facts.work.filter(outside)["wall_ns"].sum()):
+    whole_graphs = facts.work.filter(OUTSIDE_RANGES, pl.col("name").str.contains(_WHOLE_GRAPH))
+    if 2 * int(whole_graphs["wall_ns"].sum()) > int(facts.work.filter(OUTSIDE_RANGES)["wall_ns"].sum()):
         return Advice(
             "coverage",
             "Record the kernels of CUDA graphs, so that GPU time is attributed to them and to layers.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 from annot.analyze.kernel_names import MATRIX, classify
@@ -215,15 +215,13 @@ class _Attention:
     def roof(self) -> str:
         return _roof_words(self.operator)
 
-    @property
-    def saves(self) -> float:
-        return 1 - (self.operator.roof_share or 0.0)
-
 
 def attention_cause(operator: Operator, call: Call) -> Cause | None:
     """Return the cause that follows from lengths, mask, head size and kernels of an attention operator."""
     first = int("backward" in call.name)  # a backward has the gradient first
-    return first_cause(_ATTENTION_CAUSES, _Attention(operator, call, call.shape(first), call.shape(first + 1)))
+    attention = _Attention(operator, call, call.shape(first), call.shape(first + 1))
+    cause = first_cause(_ATTENTION_CAUSES, attention)
+    return None if cause is None else replace(cause, saves=1 - (operator.roof_share or 0.0))
 
 
 def _separate_kernels(attention: _Attention) -> Cause | None:
@@ -237,7 +235,6 @@ def _separate_kernels(attention: _Attention) -> Cause | None:
         "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
         "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
         "    out = model(x)      # warns why it cannot be used",
-        attention.saves,
     )
 
 
@@ -251,7 +248,6 @@ def _decode(attention: _Attention) -> Cause | None:
         f"memory-bound attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys{attention.roof}",
         "Decode more sequences at once, split the keys across multiprocessors, or share keys among heads (GQA).",
         "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys",
-        attention.saves,
     )
 
 
@@ -264,7 +260,6 @@ def _short_sequences(attention: _Attention) -> Cause | None:
         f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
         "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
         'model = torch.compile(model, mode="reduce-overhead")',
-        attention.saves,
     )
 
 
@@ -278,7 +273,6 @@ def _mask(attention: _Attention) -> Cause | None:
         f"attention with an explicit mask {call.tensors[3]}{attention.roof}, so that kernels cannot skip masked blocks",
         "Use is_causal=True, or FlexAttention, which skip masked blocks.",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
-        attention.saves,
     )
 
 
@@ -289,7 +283,7 @@ def _head_size(attention: _Attention) -> Cause | None:
         return None
     return Cause(
         "head_size", f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support",
-        "Use a head size of 64 or 128.", "heads = width // 128", attention.saves,
+        "Use a head size of 64 or 128.", "heads = width // 128",
     )  # fmt: skip
 
 
@@ -312,7 +306,6 @@ def _newer_kernel(name: str, what: str, attention: _Attention) -> Cause:
         f"{what} ({attention.sizes}){attention.roof}",
         "Use the newest attention kernel for this GPU, or attend to a sliding window or to blocks.",
         _KERNELS_OF_AMD if "AMD" in attention.operator.device else _KERNELS_OF_NVIDIA,
-        attention.saves,
     )
 
 

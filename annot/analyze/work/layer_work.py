@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import attributed_kernels
+from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities
 from annot.analyze.kernel_names import classify
 from annot.analyze.work.call import Cost
 from annot.analyze.work.formulas import cost, expected
@@ -218,8 +218,7 @@ def by_work(attribution: Attribution) -> pl.DataFrame:
         and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
     """
     rows = _with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
-    on_devices = any((attribution.nodes[name] > 0).any() for name in ("kernels", "copies"))
-    time = pl.col("gpu_self_ns" if on_devices else "host_self_ns")
+    time = pl.col("gpu_self_ns" if has_gpu_activities(attribution) else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
     return rows.select(
         "layer", "module", "phase", "calls", *_TIMES, "flops", _MOVED, "bytes_read", "bytes_written", "params",
