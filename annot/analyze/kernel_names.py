@@ -1,4 +1,4 @@
-"""What the name of a kernel says: kind of operation, library, use of Tensor Cores, and a short name.
+"""Kind of operation, library, use of Tensor Cores and short name of a kernel, from its name.
 
 The rules are regular expressions; the first match wins. The head of a name is the part before the first ``<`` or
 ``(``; the body is the whole name. Kernels with one purpose show it in the head. Kernels that take the operation as a
@@ -376,7 +376,7 @@ def layer_kernels(attribution: Attribution) -> pl.DataFrame:
         and a column for each kind that occurs, such as gemm_ns; these add up to gpu_self_ns.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> layer_kernels(attribute(Profile.build({}))).columns[:5]
         ['layer', 'module', 'phase', 'gpu_self_ns', 'matrix_ns']

@@ -1,4 +1,4 @@
-"""What the rules of advice and the verdict know of a run: quantities that are computed once and on demand.
+"""Facts of a run that the rules of advice and the verdict read, computed once and on demand.
 
 The shares from which something is worth a sentence stand here too, so that all rules weigh alike.
 """

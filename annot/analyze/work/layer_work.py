@@ -39,6 +39,7 @@ __all__ = [
     "not_counted",
     "padded",
     "with_measured",
+    "with_work",
 ]
 
 _PHASES: Final = ("forward", "backward", "recompute")
@@ -87,10 +88,10 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         module, phase, flops (a multiply-add counts as 2), bytes_read, bytes_written, params, counted (Boolean; false:
         the class is unknown or its labels are incomplete, and the work is null).
     """
-    return _with_work(by_layer(attribution).filter(_IS_LAYER), attribution).select(*KEY, *_WORK_COLUMNS, "counted")
+    return with_work(by_layer(attribution).filter(_IS_LAYER), attribution).select(*KEY, *_WORK_COLUMNS, "counted")
 
 
-def _with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
     works = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
@@ -203,7 +204,7 @@ def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
     """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown."""
     rows = by_layer(attribution)
     columns = rows.columns[:-1]
-    return _with_work(rows, attribution).select(*columns, "flops", _MOVED, "params", rows.columns[-1])
+    return with_work(rows, attribution).select(*columns, "flops", _MOVED, "params", rows.columns[-1])
 
 
 def by_work(attribution: Attribution) -> pl.DataFrame:
@@ -217,7 +218,7 @@ def by_work(attribution: Attribution) -> pl.DataFrame:
         `annot.attribution.by_layer`; flops, bytes_read, bytes_written, params, counted from `layer_work`; bytes (read
         and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
     """
-    rows = _with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
+    rows = with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
     time = pl.col("gpu_self_ns" if has_gpu_activities(attribution) else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
     return rows.select(
@@ -290,7 +291,7 @@ def layer_flops(attribution: Attribution, profile: Profile) -> pl.DataFrame:
     counted = kernel_flops(profile.metrics).join(named, left_on="kernel", right_on="row").sort("kernel")
     groups = counted.partition_by(KEY, as_dict=True)
     texts = by_text(attribution)
-    layers = _with_work(by_layer(attribution), attribution).select(*KEY, "flops")
+    layers = with_work(by_layer(attribution), attribution).select(*KEY, "flops")
     rows = [
         _measured_row(layer, groups[layer[:3]], texts.get(layer[:3], []))
         for layer in layers.iter_rows()
