@@ -1,22 +1,15 @@
-"""Collectives, messages between stages of a pipeline, and tokens of experts.
+"""Communication between ranks: collectives, stages of a pipeline, and experts of a mixture.
 
-Operation, size and process group of collectives, from the texts of their ranges and the names of their kernels.
+The text of a range shows operation, size and process group of a collective; the name of its kernel only the operation.
 
-The collectives of the steps, and the layers that wait for them.
+A part of a collective is exposed while no compute kernel runs on its device. An exposed nanosecond belongs to the
+collective that started first. It counts twice, in different columns: to the layer that launches the collective
+(`exposed_ns`), and to the layer of the next compute kernel of the device, which waits (`wait_ns`). Either column adds
+up to the exposed communication of the summary. In a process without a GPU, time is exposed while no thread computes a
+phase, and the layer around the range of the collective waits.
 
-Time of a collective is exposed while no compute kernel runs on its device. An exposed nanosecond belongs to the
-collective that started first, and to the next compute kernel of the device, which waits. In a process without a GPU,
-time is exposed while no thread computes a phase, and the layer around the range of the collective waits.
-
-Communication by layer: the layers that launch collectives, and the layers that wait for them.
-
-A part of a collective is exposed while no compute kernel runs on its device. Each nanosecond of exposed time counts
-twice, in different columns: to the layer that launches the collective (`exposed_ns`), and to the layer of the next
-compute kernel on the device (`wait_ns`). Either column adds up to the exposed communication of the summary.
-
-Bubbles of a pipeline by stage and micro-batch, from the ranges of ``torch.distributed.pipelining``.
-
-Time of the experts of a mixture, and their imbalance: of layers named ``experts.N``, as in Mixtral or DeepSeek.
+The actions of a pipeline are the ranges of ``torch.distributed.pipelining``. Experts are layers named ``experts.N``, as
+in Mixtral or DeepSeek.
 """
 
 from __future__ import annotations
@@ -40,10 +33,12 @@ from annot.analyze.step_parts import (
     intervals_of,
     merged,
     step_inputs,
+    typed,
     within,
     without,
 )
 from annot.analyze.work.call import UncountableError, item_size
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import UNATTRIBUTED
@@ -65,7 +60,6 @@ __all__ = [
     "by_stage",
     "collectives_of",
     "message_of",
-    "messages",
     "operations",
 ]
 
@@ -235,14 +229,10 @@ def collectives_of(attribution: Attribution) -> Collectives:
                 attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window
             )
         process, number = (pl.lit(value, pl.Int64) for value in device)
-        tables.append(_typed(own.with_columns(process=process, device=number), _COLLECTIVES))
-        exposed.append(_typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
+        tables.append(typed(own.with_columns(process=process, device=number), _COLLECTIVES))
+        exposed.append(typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
         count += own.height
     return Collectives(pl.concat(tables), pl.concat(exposed))
-
-
-def _typed(rows: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _kernels(attribution: Attribution, devices: Collection[Device]) -> dict[Device, pl.DataFrame]:
@@ -258,8 +248,7 @@ def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     collective = (with_classes(rows.select("name"))["kind"] == "collective").alias("collective")
     rows = rows.with_columns(pl.when(collective).then("name").alias("collective"))
     rows = rows.with_columns(pl.when("left_out").then(NONE - 1).otherwise("node").alias("node"))
-    ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
-    return rows.select(*(key.cast(pl.Int64) for key in ids), *(pl.col(name).cast(of) for name, of in _KERNELS.items()))
+    return typed(rows, {"process": pl.Int64, "device": pl.Int64, **_KERNELS})
 
 
 def _gpu_collectives(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -279,7 +268,7 @@ def _range_operations(forest: Forest, ranges: pl.Series) -> pl.Series:
 
     NCCL runs an all-to-all as a kernel with the name SendRecv, in a range of PyTorch that is named nccl:all_to_all.
     """
-    at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
+    at = column_ops.known(ranges)
     labels = forest.labels.with_columns(operation=operations(forest.labels["text"]))
     named = labels.select(pl.when(COLLECTIVE, pl.col("operation") != UNNAMED).then("operation")).to_series()
     return named.gather(forest.tree["label"].gather(at)).alias("operation")
@@ -289,7 +278,7 @@ def _message_ranges(forest: Forest, ranges: pl.Series) -> pl.Series:
     """The range with the message of each collective: the innermost around its launch, after calls of libraries."""
     tree, labels = forest.tree, forest.labels
     inner = labels.select(COLLECTIVE & (pl.col("phase") != "collective") & pl.col("call").is_null()).to_series()
-    at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
+    at = column_ops.known(ranges)
     while True:
         parent = tree["parent"].gather(at)
         outward = inner.gather(tree["label"].gather(at)).fill_null(False) & (parent >= 0)
@@ -353,8 +342,8 @@ def _enclosing_layers(forest: Forest, nodes: pl.Series) -> pl.Series:
 def _name_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace the nodes by layer, module and phase of the layers around them."""
     nodes = _enclosing_layers(forest, rows["node"])
-    layer_nodes = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-    layers = forest.layers_of_nodes().select(pl.all().gather(layer_nodes))
+    nodes_of_layers = pl.select(pl.when(nodes >= 0).then(nodes)).to_series()
+    layers = forest.layers_of_nodes().select(pl.all().gather(nodes_of_layers))
     missing = nodes.replace_strict(_REASONS, default=None, return_dtype=pl.String)
     return rows.drop("node").hstack(
         layers.with_columns(
@@ -411,7 +400,7 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
         table = table.join(sums, on=KEY, how="left", maintain_order="left")
     zeros = pl.col("calls", "time_ns", "exposed_ns", "wait_ns").fill_null(0)
     table = table.with_columns(zeros).with_columns(hidden_ns=pl.col("time_ns") - pl.col("exposed_ns"))
-    return table.select(*KEY, *(pl.col(name).cast(dtype) for name, dtype in _ROWS.items()))
+    return typed(table, {**dict.fromkeys(KEY, pl.String), **_ROWS})
 
 
 def _named(rows: pl.DataFrame, name: str) -> pl.DataFrame:

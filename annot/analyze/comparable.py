@@ -1,13 +1,9 @@
-"""Whether two profiles can be compared.
+"""Whether two profiles can be compared, or are ranks of one run.
 
-Layers that two profiles cannot compare one by one, because torch.compile or TensorFlow fused them in one of them.
-
-Eager mode has the rows ``h.0.ln_1`` and ``h.0.attn.c_attn``, a compiled model ``h.0.ln_1+h.0.attn.c_attn``. The time of
-a fused kernel belongs to several layers, so that the profiles are compared at the layer around these: ``h.0``.
-
-Check whether two runs are comparable: differences between them other than their times.
-
-Check whether profiles are ranks of one run: their profiler, their world size, their devices and their layers.
+Two runs are comparable if they differ in their times only. Layers that torch.compile or TensorFlow fused in one of them
+are no difference: eager mode has the rows ``h.0.ln_1`` and ``h.0.attn.c_attn``, a compiled model
+``h.0.ln_1+h.0.attn.c_attn``. The time of a fused kernel belongs to several layers, so that the profiles are compared at
+the layer around these: ``h.0``.
 
 Ranks can run different layers (stages of a pipeline) on different hosts, and their times differ. A recorded rank and
 world size outweigh such differences. Without them, ranks have the same devices and share time by layer and by kernel.
@@ -31,15 +27,11 @@ from annot.labels.tag import FUSED
 
 __all__ = [
     "Comparability",
-    "Layer",
     "Program",
-    "Reason",
     "comparability",
     "device_names",
-    "differ",
     "difference",
     "fused_layers",
-    "profiler_of",
     "program_of",
 ]
 
@@ -154,32 +146,32 @@ def _time(a: Attribution, b: Attribution) -> str:
 def _device(a: Attribution, b: Attribution) -> str:
     names = [", ".join(device_names(side)) for side in (a, b)]
     counts = [side.device_busy.filter(pl.col("busy_ns") > 0).height for side in (a, b)]
-    return differ("the devices differ", *names) or differ("the number of devices differs", *counts)
+    return _differ("the devices differ", *names) or _differ("the number of devices differs", *counts)
 
 
-def differ(what: str, a: object, b: object) -> str:
+def _differ(what: str, a: object, b: object) -> str:
     """Describe two values that differ; empty if one of them is unknown."""
     return f"{what}: {a} and {b}" if a and b and a != b else ""
 
 
 def _profiler(a: Attribution, b: Attribution) -> str:
-    return differ("the profilers differ", profiler_of(a), profiler_of(b))
+    return _differ("the profilers differ", _profiler_of(a), _profiler_of(b))
 
 
-def profiler_of(attribution: Attribution) -> str:
+def _profiler_of(attribution: Attribution) -> str:
     """Return the profiler without its version, or the file format if the profile does not name the profiler."""
     name = _VERSION.sub("", str(attribution.meta.get("producer", ""))).removeprefix("NVIDIA ").strip()
     return name or str(attribution.meta.get("format", ""))
 
 
 def _ranks(a: Attribution, b: Attribution) -> str:
-    return differ("the number of ranks differs", *(side.meta.get("world_size") for side in (a, b)))
+    return _differ("the number of ranks differs", *(side.meta.get("world_size") for side in (a, b)))
 
 
 def _steps(a: Attribution, b: Attribution) -> str:
     counts = [side.steps.table.height for side in (a, b)]
     if bool(counts[0]) == bool(counts[1]):
-        return differ(
+        return _differ(
             "the kinds of the steps differ", *(next(iter(side.steps.steady()["kind"]), None) for side in (a, b))
         )
     in_a, in_b = ("no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}" for steps in counts)
@@ -286,7 +278,7 @@ def _differing_inputs(a: Attribution, b: Attribution, what: str, extract: Callab
 
 def _notes(a: Attribution, b: Attribution) -> Iterable[str]:
     producers = [str(side.meta.get("producer", "")) for side in (a, b)]
-    if producers[0] != producers[1] and profiler_of(a) == profiler_of(b):
+    if producers[0] != producers[1] and _profiler_of(a) == _profiler_of(b):
         yield f"the profiler versions differ: {producers[0] or 'unknown'} and {producers[1] or 'unknown'}"
     counts = [side.steps.steady().height for side in (a, b)]
     if all(counts) and counts[0] != counts[1]:
@@ -340,14 +332,14 @@ def program_of(attribution: Attribution) -> Program:
     most = 2 * layers["ns"].sum() > rows["ns"].sum()
     kernels = attribution.names.select(name=pl.col("name").cast(pl.String), ns="gpu_ns")
     return Program(
-        profiler_of(attribution), meta.get("rank"), meta.get("world_size"), on_gpu,
+        _profiler_of(attribution), meta.get("rank"), meta.get("world_size"), on_gpu,
         ", ".join(device_names(attribution)), _times(layers) if most else {}, _times(kernels),
     )  # fmt: skip
 
 
 def difference(a: Program, b: Program) -> str:
     """Return why two profiles are not ranks of one run, a clause in which A and B name them; empty if they are."""
-    if reason := differ("the profilers differ", a.profiler, b.profiler) or differ(
+    if reason := _differ("the profilers differ", a.profiler, b.profiler) or _differ(
         "the numbers of ranks differ", a.world_size, b.world_size
     ):
         return reason
@@ -355,7 +347,7 @@ def difference(a: Program, b: Program) -> str:
         return ""
     if a.on_gpu != b.on_gpu:
         return f"only {'A' if a.on_gpu else 'B'} contains GPU activities"
-    return differ("the devices differ", a.devices, b.devices) or _other_program(a, b)
+    return _differ("the devices differ", a.devices, b.devices) or _other_program(a, b)
 
 
 def _other_program(a: Program, b: Program) -> str:

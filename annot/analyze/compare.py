@@ -1,15 +1,13 @@
-"""Compare two profiles layer by layer.
+"""Comparison of two profiles of the same training: speedups with confidence intervals, and changed kernels.
 
-Find the rows of a comparison at which a time changed: the change of a layer may be that of the layers inside it.
-
-Comparison of two profiles of the same training: speedups with confidence intervals, and changed kernels.
+The change of a layer may be that of the layers inside it. A comparison shows a change at the rows where it took place.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -33,12 +31,10 @@ __all__ = [
     "Comparison",
     "Folds",
     "Nesting",
-    "Subject",
     "Times",
     "Tree",
     "compare",
     "is_step_slower",
-    "nesting_of",
     "regressions",
 ]
 
@@ -105,25 +101,20 @@ class Nesting:
 
     def inside(self, rows: Collection[int]) -> set[int]:
         """Return the rows with a node inside one of these rows."""
-        inner_rows: set[int] = set()
+        return {row for row, around in self._around(rows) if around}
+
+    def outermost(self) -> set[int]:
+        """Return the rows with a node inside no other row."""
+        every = {row for tree in self.trees for row in tree.rows} - {NONE}
+        return {row for row, around in self._around(every) if row != NONE and not around}
+
+    def _around(self, rows: Collection[int]) -> Iterator[tuple[int, bool]]:
+        """Yield the row of each node, and whether the node is inside one of these rows."""
         for tree in self.trees:
             within: list[bool] = []
             for row, parent in zip(tree.rows, tree.parents, strict=True):
                 within.append(parent != NONE and (within[parent] or tree.rows[parent] in rows))
-                if within[-1]:
-                    inner_rows.add(row)
-        return inner_rows
-
-    def outermost(self) -> set[int]:
-        """Return the rows with a node inside no other row."""
-        outer_rows: set[int] = set()
-        for tree in self.trees:
-            within: list[bool] = []
-            for row, parent in zip(tree.rows, tree.parents, strict=True):
-                inside = parent != NONE and within[parent]
-                within.append(inside or row != NONE)
-                outer_rows |= set() if inside or row == NONE else {row}
-        return outer_rows
+                yield row, within[-1]
 
     def _innermost_first(self) -> list[int]:
         """The rows, each after the rows inside it. Layers inside each other have any order."""
@@ -161,7 +152,7 @@ def _above(tree: Tree, node: int, done: Collection[int]) -> int:
     return above
 
 
-def nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int], Sequence[float]]]) -> Nesting:
+def _nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int], Sequence[float]]]) -> Nesting:
     """Return the nesting of rows, given both profiles, the row of each layer, and the self time of each node (ns)."""
     trees = []
     for attribution, row_of, own in sides:
@@ -291,7 +282,7 @@ def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -
         places.append((side.attribution, row_of_key, side.self_times()))
         fused |= {row for (layer, _, phase), row in row_of_key.items() if (layer, phase) in elsewhere}
     rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
-    nesting = nesting_of(places)
+    nesting = _nesting_of(places)
     names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
     return _add_kernels(_add_explained(rows, nesting, longer), *names_of), nesting
 
@@ -308,8 +299,8 @@ def _add_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame
     counts = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
     numbers = []
     for layer, module in rows.select("layer", "module").iter_rows():
-        before, _, after = module.partition(" → ")
-        numbers.append(max(counts[0][layer, before], counts[1][layer, after or before]) or None)
+        before, after = _classes(module)
+        numbers.append(max(counts[0][layer, before], counts[1][layer, after]) or None)
     return rows.with_columns(folded=pl.Series(numbers, dtype=pl.Int64))
 
 
@@ -405,9 +396,15 @@ def _rows_of_layers(rows: pl.DataFrame) -> tuple[dict[Key, int], dict[Key, int]]
     """Return the row of each layer of the first and of the second profile."""
     of_a, of_b = {}, {}
     for row, (layer, module, phase) in enumerate(rows.select(KEY).iter_rows()):
-        before, _, after = module.partition(" → ")
-        of_a[layer, before, phase] = of_b[layer, after or before, phase] = row
+        before, after = _classes(module)
+        of_a[layer, before, phase] = of_b[layer, after, phase] = row
     return of_a, of_b
+
+
+def _classes(module: str) -> tuple[str, str]:
+    """The class of a layer in both runs: ``A → B`` if it changed."""
+    before, _, after = module.partition(" → ")
+    return before, after or before
 
 
 class _Side:
@@ -577,9 +574,8 @@ def _add_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataF
     """Add the kernels that the layer itself launches in only one of the runs."""
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
-        before, _, after = module.partition(" → ")
-        in_a = of_a.get((layer, before, phase), set())
-        in_b = of_b.get((layer, after or before, phase), set())
+        before, after = _classes(module)
+        in_a, in_b = of_a.get((layer, before, phase), set()), of_b.get((layer, after, phase), set())
         gone.append(sorted(in_a - in_b))
         new.append(sorted(in_b - in_a))
     lists = pl.List(pl.String)

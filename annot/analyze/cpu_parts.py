@@ -1,19 +1,14 @@
-"""Parts of the time of a run without a GPU.
+"""Parts of the step time: their names, and those of processes without a GPU with the layers in them.
 
-Parts of the step time: their keys in files, their names in sentences, tables and charts, and their meanings.
+The verdict, the bar, the advice, the page and the guide take the names of parts from here, so that a part has one name.
 
-The verdict, the bar, the advice, the page and the guide take names from here, so that a part has one name.
+Without a GPU, a phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward
+belongs to the data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the
+phase around them. A range around a whole pass does not show whether its thread computes. PyTorch's reducer waits in it,
+outside all operations, while gloo communicates on its own threads. Where such a range has no layer or operation inside
+it, a collective on another thread takes precedence.
 
 Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
-
-Parts of the steps of a process without a GPU: the phases that its threads compute, and the layers in them.
-
-A phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward belongs to the
-data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the phase around them.
-
-A range around a whole pass does not show whether its thread computes. PyTorch's reducer waits in it, outside all
-operations, while gloo communicates on its own threads. Where such a range has no layer or operation inside it, a
-collective on another thread takes precedence.
 """
 
 from __future__ import annotations
@@ -25,9 +20,19 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, StepInputs, exclusive, intervals_of, merged, without
+from annot.analyze.step_parts import (
+    COLLECTIVE_NAME,
+    Intervals,
+    StepInputs,
+    exclusive,
+    intervals_of,
+    merged,
+    step_inputs,
+    without,
+)
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, inside
+from annot.attribution.column_ops import known as known_rows
 from annot.attribution.range_trees import Forest
 from annot.labels import layer_path
 from annot.util.weak_keys import once_for_each
@@ -201,7 +206,7 @@ def _collectives(inputs: StepInputs, process: int | None) -> pl.DataFrame:
 
 
 @once_for_each
-def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
+def layers_of_parts(attribution: Attribution) -> pl.DataFrame:
     """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
 
     Only processes without GPU activities count. The times of a part add up to its share of
@@ -211,6 +216,7 @@ def layers_of_parts(attribution: Attribution, inputs: StepInputs) -> pl.DataFram
     """
     tables = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.whole.layers_of_nodes()  # the nodes of the segments are those of all ranges
+    inputs = step_inputs(attribution)
     windows = inputs.windows.partition_by("process", "device", as_dict=True)
     on_cpu = [device for device in windows if inputs.of_device(device).is_empty()]
     segments = _segments(attribution, by_node=True) if on_cpu else pl.DataFrame()
@@ -227,8 +233,7 @@ def _layers(
     """The time of each layer of a process in the free time."""
     paths = layers["layer"].unique()
     inner = ~layers["layer"].is_in(paths.filter(around_others(paths)).implode())
-    of_layers = segments.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-    segments = segments.with_columns(is_inner=inner.gather(of_layers).fill_null(False))
+    segments = segments.with_columns(is_inner=inner.gather(known_rows(segments["node"])).fill_null(False))
     for code, phase in enumerate(COMPUTED):
         for waits in (False, True):
             rows = segments.filter((pl.col("part") == code) & (pl.col("waits") == waits))
@@ -238,8 +243,7 @@ def _layers(
                 if mine.is_empty():
                     continue
                 shares = exclusive(mine, usable).select("node", ns="wall_ns")
-                known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-                of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
+                of_nodes = layers.select(pl.col("layer", "module").gather(known_rows(shares["node"])).fill_null(""))
                 yield of_nodes.with_columns(shares["ns"], part=pl.lit(phase)).select(list(_LAYERS))
                 usable = without(usable, merged(mine))
             free = without(free, without(merged(rows), collectives) if waits else merged(rows))
@@ -252,7 +256,7 @@ def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
         return pl.DataFrame(schema=_SEGMENTS)
     tree = forest.tree.select("thread", "start", "end", "parent", part=_parts(forest), node="path")
     tree = tree.with_columns(waits=_may_wait(forest) & (pl.col("part") < _OPTIMIZER))
-    parent = tree.select(pl.when(pl.col("parent") >= 0).then("parent")).to_series()
+    parent = known_rows(tree["parent"])
     outer = tree.select(
         outer=pl.col("part").gather(parent).fill_null(_REST),
         outer_node=pl.col("node").gather(parent).fill_null(NONE),
@@ -278,7 +282,7 @@ def _parts(forest: Forest) -> pl.Series:
         open_ = code.is_null() & (above >= 0)
         if not open_.any():
             return code.fill_null(_REST)
-        at = above.to_frame("at").select(pl.when(pl.col("at") >= 0).then("at")).to_series()
+        at = known_rows(above)
         code = code.zip_with(code.is_not_null(), code.gather(at))
         above = above.gather(at).fill_null(NONE)
 

@@ -1,8 +1,7 @@
-"""GPU activities with their layers, and the idle time between them.
+"""GPU activities (kernels, copies and memsets) with their layers, and the time in which devices are idle.
 
-Times in which devices are idle, by what the CPU does meanwhile, and the API calls that wait or allocate.
-
-Single GPU activities (kernels, copies and memsets) with their layers, and sums of values over layers.
+The idle time of a device belongs to what the CPU does meanwhile, and to the layer of the GPU activity that ends it.
+Sums over layers are inclusive: the value of a layer has those of the layers inside it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from annot.attribution.nesting import KEY, Nodes
 from annot.profile import kernels_as_work
 
 __all__ = [
-    "DISPATCH_NS",
     "KEY",
     "SAME",
     "activities",
@@ -31,20 +29,21 @@ __all__ = [
     "attributed_kernels",
     "by_layer_and_step",
     "device_idle",
+    "has_gpu_activities",
     "idle_calls",
     "idle_intervals",
     "idle_of_nodes",
+    "over",
     "range_self_times",
     "self_times_by_step",
     "sums_by_group",
     "sums_by_layer",
-    "waiting_calls",
 ]
 
 SAME: Final = {"wait": "synchronisation", "call": "launch", "pending": "launch", "gap": "launch"}
 """Further names of intervals of `idle_intervals`, and their parts."""
 
-DISPATCH_NS: Final = 1_000_000
+_DISPATCH_NS: Final = 1_000_000
 """Longest gap that counts as launch latency of a framework, even under a profiler. A longer gap is other code, or
 the first launch of a kernel, which loads its module."""
 _BLOCKING_NS: Final = 50_000
@@ -73,7 +72,7 @@ def idle_intervals(attribution: Attribution, inputs: StepInputs) -> Callable[[De
     to the next GPU activity therefore counts as synchronisation too, but at most for the duration of the call: without
     the call the CPU would have been ahead by that time.
 
-    A launched activity that starts at least `DISPATCH_NS` after its API call, on an idle device, waits for something
+    A launched activity that starts at least `_DISPATCH_NS` after its API call, on an idle device, waits for something
     that the profile does not show, such as an activity from before the recording. So does a thread that synchronises
     before the first activity of the device.
 
@@ -81,7 +80,7 @@ def idle_intervals(attribution: Attribution, inputs: StepInputs) -> Callable[[De
     `SAME` maps to one. The last one is the rest of the idle time.
     """
     queues = _queues(attribution, inputs)
-    return partial(_intervals, inputs, waiting_calls(attribution), _quick_launches(attribution), queues)
+    return partial(_intervals, inputs, _waiting_calls(attribution), _quick_launches(attribution), queues)
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
@@ -89,7 +88,7 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
 
     The columns are cause (synchronisation or allocation), name, calls, ns; the longest first.
     """
-    calls = waiting_calls(attribution)
+    calls = _waiting_calls(attribution)
     steps = attribution.steps
     if steps.table.height:
         codes = attribution.whole.threads.table.select("process", "process_code").unique()
@@ -103,7 +102,7 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
     return sums.sort("ns", "name", descending=[True, False])
 
 
-def waiting_calls(attribution: Attribution) -> pl.DataFrame:
+def _waiting_calls(attribution: Attribution) -> pl.DataFrame:
     """Return the API calls in which a thread waits for a device or allocates its memory.
 
     The columns are process, correlation, start, end (ns), name, cause: synchronisation or allocation. The table is
@@ -119,7 +118,7 @@ def waiting_calls(attribution: Attribution) -> pl.DataFrame:
 
 
 def _quick_launches(attribution: Attribution) -> dict[int | None, pl.DataFrame]:
-    """The launch calls of each process that take less than `DISPATCH_NS`: start, end."""
+    """The launch calls of each process that take less than `_DISPATCH_NS`: start, end."""
     by_process: dict[int | None, list[pl.DataFrame]] = defaultdict(list)
     for block in _caused(attribution):
         launches = _short(block.filter(pl.col("cause") == "launch"))
@@ -152,14 +151,14 @@ def _queues(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
         rows = late.join(calls, on=["process", "correlation"])
         tables.append(rows.select("process", "device", start=pl.max_horizontal("called", "done"), end="started"))
     queues = pl.concat(tables)
-    return queues.filter(pl.col("end") - pl.col("start") >= DISPATCH_NS)
+    return queues.filter(pl.col("end") - pl.col("start") >= _DISPATCH_NS)
 
 
 def _late(device: Device, work: pl.DataFrame) -> pl.DataFrame:
-    """The activities with a known launch that start after a gap of at least `DISPATCH_NS`, and the first activity."""
+    """The activities with a known launch that start after a gap of at least `_DISPATCH_NS`, and the first activity."""
     ran = merged(intervals_of(work))
     gaps = ran.select(started="start", done=pl.col("end").shift(1))
-    gaps = gaps.filter((pl.col("started") - pl.col("done") >= DISPATCH_NS).fill_null(True))
+    gaps = gaps.filter((pl.col("started") - pl.col("done") >= _DISPATCH_NS).fill_null(True))
     rows = work.drop_nulls("launched").join(gaps, left_on="start", right_on="started")
     ids = [pl.lit(value, pl.Int64).alias(name) for name, value in zip(("process", "device"), device, strict=True)]
     return rows.select(*ids, "correlation", "done", started="start")
@@ -211,7 +210,7 @@ def _idle_after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
 
 
 def _short(spans: pl.DataFrame) -> pl.DataFrame:
-    return spans.filter(pl.col("end") - pl.col("start") < DISPATCH_NS)
+    return spans.filter(pl.col("end") - pl.col("start") < _DISPATCH_NS)
 
 
 _SLICE: Final = 1 << 20
@@ -231,11 +230,9 @@ def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame
 def attributed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the attributed GPU activities in blocks, with the columns of `annot.attribution.gpu_time.Attributor.of`.
 
-    Raises ValueError if the attribution was made without its source.
+    An attribution without its source has no blocks.
     """
-    if attribution.source is None:
-        raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
-    for block in attribution.source.work_blocks():
+    for block in () if attribution.source is None else attribution.source.work_blocks():
         yield attribution.attributor.of(block).filter(~pl.col("left_out"))
 
 
@@ -352,11 +349,11 @@ def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
     """Return node (Int32), gpu_idle_ns of `device_idle` and gpu_launch_ns, its part due to launch latency.
 
     gpu_launch_ns is the part of a gap outside API calls that synchronise or allocate memory, if that part is shorter
-    than `annot.analyze.gpu_activities.DISPATCH_NS`.
+    than `_DISPATCH_NS`.
     """
     if not known(attribution.meta):
         return None
-    waits = waiting_calls(attribution).partition_by("process", as_dict=True)
+    waits = _waiting_calls(attribution).partition_by("process", as_dict=True)
     entered = attribution.forest.tree["start"]
     tables = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
     columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
@@ -382,7 +379,7 @@ def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) ->
     launch = idle["gpu_idle_ns"]
     if waits is not None:
         launch = launch - (within(work["start"], waits) - within(work["since"], waits))
-    due = pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
+    due = pl.select(pl.when(launch < _DISPATCH_NS).then(launch).otherwise(0)).to_series()
     return idle.with_columns(due.alias("gpu_launch_ns")).group_by("node").agg(pl.all().sum())
 
 
@@ -416,9 +413,9 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
 
 def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
     """Return node, step (Int64) and time_ns, the self time: a table for ``gpu``, and for ``host`` if it is known."""
-    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
     sums = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
-    sums += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    gpu_ns = pl.col("gpu_ns").sum().alias("time_ns")
+    sums += [block.group_by("node", "step").agg(gpu_ns) for block in attributed_blocks(attribution)]
     times = {"gpu": pl.concat(sums)}
     if known(attribution.meta):
         times["host"] = range_self_times(attribution)
@@ -435,3 +432,13 @@ def _sums_by_step(attribution: Attribution, times: pl.DataFrame, name: str) -> p
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
     every = sums_by_layer(attribution, times, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")
+
+
+def has_gpu_activities(attribution: Attribution) -> bool:
+    """Return whether a profile contains GPU activities."""
+    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
+
+
+def over(value: str, whole: str) -> pl.Expr:
+    """Return the ratio of two columns, null where the second is 0."""
+    return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))

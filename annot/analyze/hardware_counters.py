@@ -1,15 +1,11 @@
-"""Hardware counters of a profile, and the peaks that they or other sources give.
-
-Hardware counters of kernels under uniform names, across profilers and versions.
+"""Hardware counters of kernels under uniform names, and the peaks of the device in a profile.
 
 The source metrics are those of Nsight Compute (``--page raw`` and the details page) and nvprof. Rates and shares of
 several kernels are means weighted by kernel duration; counts and bytes are sums. A sector is 32 bytes (Nsight
 Compute's Kernel Profiling Guide, "Memory Tables").
 
-The peaks of the device in a profile, from the best source at hand.
-
-Sources in order: a file that the user names, measured on this machine, a file of another machine, the data sheet. Files
-are those of `annot calibrate`. Precisions that a file lacks keep the data sheet.
+Sources of peaks in order: a file that the user names, measured on this machine, a file of another machine, the data
+sheet. Files are those of `annot calibrate`. Precisions that a file lacks keep the data sheet.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_kernels, sums_by_layer
+from annot.analyze.gpu_activities import KEY, attributed_kernels, has_gpu_activities, over, sums_by_layer
 from annot.analyze.peaks import (
     Peaks,
     Stored,
@@ -39,11 +35,8 @@ __all__ = [
     "COUNTERS",
     "GIVEN",
     "default_peaks",
-    "device_of_profile",
-    "kernel_counters",
     "layer_counters",
     "measured_work",
-    "over",
     "peaks_from_file",
 ]
 
@@ -125,13 +118,13 @@ COUNTERS: Final = (
 """Columns of `layer_counters` after its key columns."""
 
 
-def device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
+def _device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
     """Return the device in the counters of a profile; see `annot.analyze.peaks.device_of_counters`."""
     metrics, _ = _tables(attribution)
     return None if metrics is None else device_of_counters(metrics)
 
 
-def kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
+def _kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
     """Return the counters of each attributed kernel; None: the profile does not contain counters.
 
     The columns are kernel (row of the table of kernels), node (see `annot.attribution.Attribution`), name, gpu_ns; sums
@@ -152,7 +145,7 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     and stall_reason (the most frequent; Nsight Compute's name); instructions (warp instructions); load_store_share
     (0 to 1, of the instructions); throughputs and hit rates in percent; bytes per second. Null: not counted.
     """
-    kernels = kernel_counters(attribution)
+    kernels = _kernel_counters(attribution)
     if kernels is None or kernels.is_empty():
         return None
     weight = pl.col("gpu_ns").clip(1)
@@ -179,7 +172,7 @@ def measured_work(attribution: Attribution) -> pl.DataFrame:
     of bytes.
     """
     empty = {"name": pl.String, **dict.fromkeys(("calls", "flops", "f64_flops", "bytes", "time_ns"), pl.Int64)}
-    kernels = kernel_counters(attribution)
+    kernels = _kernel_counters(attribution)
     if kernels is None:
         return pl.DataFrame(schema=empty)
     tensor = [name for name in kernels.columns if name.startswith("tensor_")]
@@ -241,11 +234,6 @@ def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     return sums.group_by(KEY).agg(waiting.alias("stall_share"), worst.alias("stall_reason"))
 
 
-def over(value: str, whole: str) -> pl.Expr:
-    """Return the ratio of two columns, null where the second is 0."""
-    return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))
-
-
 GIVEN: Final = "peaks"
 """Key of the meta of an attribution with the peaks of `peaks_from_file`."""
 
@@ -265,10 +253,10 @@ def default_peaks(attribution: Attribution) -> Peaks:
     Peaks without FLOP/s are unknown. Their source says why, and what to do.
     """
     given: Peaks | None = attribution.meta.get(GIVEN)
-    if not attribution.nodes.select(pl.col("kernels").sum() + pl.col("copies").sum()).item():
+    if not has_gpu_activities(attribution):
         name, threads = _cpu(attribution.meta)
         return (given and _given(given, device_text(name, threads), None)) or _peaks_of_cpu(name, threads)
-    devices = attribution.meta.get("devices") or [row for row in [device_of_profile(attribution)] if row]
+    devices = attribution.meta.get("devices") or [row for row in [_device_of_profile(attribution)] if row]
     busiest = attribution.device_busy.sort("busy_ns", descending=True)["device"]
     row = device_row(devices, busiest[0] if busiest.len() else None) or {}
     name, sheet = str(row.get("name", "")).strip(), peaks_of_device(row)

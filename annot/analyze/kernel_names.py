@@ -1,17 +1,12 @@
-"""Kind and short name of a kernel, from its name.
+"""Kind of operation, library, use of Tensor Cores and short name of a kernel, from its name.
 
-Regular expressions that classify kernels by name; the first match wins.
+The rules are regular expressions; the first match wins. The head of a name is the part before the first ``<`` or
+``(``; the body is the whole name. Kernels with one purpose show it in the head. Kernels that take the operation as a
+template argument (``elementwise_kernel``, ``reduce_kernel``, ``cutlass::Kernel``) show it in the body only, which also
+contains types such as ``Tensor``. To classify a new name, add an alternative to the rule of its kind, and add the name
+to the table in the tests.
 
-The head of a name is the part before the first ``<`` or ``(``; the body is the whole name. Kernels with one purpose
-show it in the head. Kernels that take the operation as a template argument (``elementwise_kernel``,
-``reduce_kernel``, ``cutlass::Kernel``) show it in the body only, which also contains types such as ``Tensor``.
-
-To classify a new name, add an alternative to the rule of its kind, and add the name to the table in the tests.
-
-Classification of kernels by name: kind of operation, library, and use of Tensor Cores.
-
-Short names of kernels: the kernel and the operation in its template arguments, without namespaces and types.
-
+A short name has the kernel and the operation in its template arguments, without namespaces and types.
 ``void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<…MulFunctor<float>>, …>(…)`` becomes
 ``elementwise MulFunctor``. Names without template arguments, as of cuBLAS, cuDNN, Triton and NCCL, stay as they are:
 they contain tile, dtype and layout. Of mangled names (``_ZN…``), annot uses the identifiers.
@@ -36,13 +31,8 @@ from annot.attribution.nesting import KEY
 
 __all__ = [
     "KINDS",
-    "LIBRARIES",
     "MATRIX",
-    "OTHER_UNITS",
-    "RULES",
-    "TENSOR_CORES",
     "KernelClass",
-    "Kind",
     "by_class",
     "classify",
     "layer_kernels",

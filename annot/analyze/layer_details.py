@@ -1,8 +1,6 @@
-"""Details of one layer: kernels, work, spans.
+"""Details of layers: all metrics of each layer, and the spans of its calls on the GPU.
 
-All metrics of each layer: times, executions, Tensor Cores, work, roofline, memory and hardware counters.
-
-Layer calls projected onto the GPU: the time from the first to the last activity of a call on each stream.
+A span lasts from the first to the last GPU activity of a call on a stream.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, activities
+from annot.analyze.gpu_activities import KEY, activities, attributed_blocks
 from annot.analyze.hardware_counters import default_peaks, layer_counters
 from annot.analyze.kernel_names import layer_kernels
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.step_parts import calls_of
-from annot.analyze.tensor_cores import blocks_of, layer_tensor_cores, on_devices
+from annot.analyze.tensor_cores import layer_tensor_cores, on_devices
 from annot.analyze.trace_events import Tracks, range_blocks
 from annot.analyze.work.layer_work import by_layer_with_work
 from annot.attribution import column_ops
@@ -106,7 +104,7 @@ def _launch_times(attribution: Attribution) -> pl.DataFrame:
     """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes()
     first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
-    for block in blocks_of(attribution):
+    for block in attributed_blocks(attribution):
         row = calls.rows(block["process"], block["correlation"])
         launches = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
         new = launches.filter(first.gather(launches["row"]).is_null())
@@ -243,7 +241,7 @@ def _range_spans(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
 
 def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
     """Values by row; null for row -1."""
-    return values.gather(pl.select(pl.when(rows != NONE).then(rows)).to_series())
+    return values.gather(column_ops.known(rows))
 
 
 def _nodes_and_calls(attribution: Attribution) -> tuple[pl.DataFrame, pl.DataFrame]:

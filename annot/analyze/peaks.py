@@ -1,8 +1,4 @@
-"""Peaks of devices: data sheets, measured ones, and the roofs that they give.
-
-Devices and times in the words of a verdict.
-
-Operations per clock cycle of a multiprocessor, and data sheet values of devices.
+"""Peaks of devices, from data sheets and from files of `annot calibrate`, and names of devices in words.
 
 Rates are dense floating-point operations (two per multiply-add) with 32-bit accumulation. Rates outside Tensor Cores
 are twice the results per clock cycle in the table "Throughput of Native Arithmetic Instructions" of the CUDA C++
@@ -26,13 +22,10 @@ Publications on newer devices are incomplete; unpublished rates are left out:
     MI350 256 compute units at 2.4 (MI355X) and 2.2 GHz: 2.5 PFLOP/s in FP16, 5 in FP8, 10.1 in FP6 and FP4, 157.3
           TFLOP/s in FP32, 8 TB/s (AMD Instinct MI355X specifications); TF32 is unsupported.
 
-Peaks of a device: FLOP/s by precision and memory bandwidth, with their source; those on paper.
-
-Files with the measured peaks of a device, which `annot calibrate` writes and reports read.
-
-The folder of these files is ``annot/peaks`` in the user's data folder (XDG Base Directory Specification:
-``XDG_DATA_HOME``, else ``~/.local/share``). Its subfolder ``measured`` has the devices of this machine. Files that the
-user copies into the folder are those of other machines. A file may have any name; the device in it counts.
+`annot calibrate` writes files with measured peaks, and reports read them. Their folder is ``annot/peaks`` in the user's
+data folder (XDG Base Directory Specification: ``XDG_DATA_HOME``, else ``~/.local/share``). Its subfolder ``measured``
+has the devices of this machine. Files that the user copies into the folder are those of other machines. A file may have
+any name; the device in it counts.
 """
 
 from __future__ import annotations
@@ -52,11 +45,9 @@ from msgspec import Meta
 from annot.errors import AnnotError
 
 __all__ = [
-    "GEFORCE",
     "NVIDIA",
     "Calibration",
     "Peaks",
-    "Sheet",
     "Stored",
     "calibration_folder",
     "cpu_name",
@@ -68,7 +59,6 @@ __all__ = [
     "gpus",
     "peaks_of_device",
     "read_calibration",
-    "sheet_of",
     "short_time",
     "stored_calibration",
     "unknown_peaks",
@@ -175,7 +165,7 @@ NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
 }
 """Operations per clock cycle of a multiprocessor, by compute capability and precision."""
 
-GEFORCE: Final = 2
+_GEFORCE: Final = 2
 """Tensor Cores of a GeForce accumulate in 32 bits at 1/2 of the rate of a professional card with the same chip."""
 
 
@@ -238,7 +228,7 @@ _SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
 )
 
 
-def sheet_of(name: str) -> Sheet | None:
+def _sheet_of(name: str) -> Sheet | None:
     """Return the data sheet values of a device by the name that the driver reports; None: not in the table."""
     return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)
 
@@ -341,7 +331,7 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     data sheet. The other fields are computeMajor and computeMinor.
     """
     name = str(row.get("name", ""))
-    sheet = sheet_of(name)
+    sheet = _sheet_of(name)
     if sheet is not None and sheet.flops is not None:
         return Peaks(name, sheet.flops, sheet.bandwidth, "its data sheet")
     rates = NVIDIA.get((_whole(row, "computeMajor"), _whole(row, "computeMinor")))
@@ -353,7 +343,7 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     # The compute capabilities of AMD devices coincide with those of NVIDIA architectures.
     if rates is None or count < 1 or not clock or row.get("warpSize") == 64 or "AMD" in name:
         return None
-    divisor = GEFORCE if "GeForce" in name else 1
+    divisor = _GEFORCE if "GeForce" in name else 1
     divisors = {key: divisor if key.endswith(_TENSOR) and key != "f4 tensor" else 1 for key in rates}
     flops = {key: rate * count * clock / divisors[key] for key, rate in rates.items()}
     source = f"{origin}: {count} multiprocessors at {clock / 1e9:.3g} GHz"

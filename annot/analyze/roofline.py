@@ -1,17 +1,11 @@
-"""The roofline by layer and by operator.
-
-Roofline model: achieved performance of layers and kernels relative to the peaks of their device.
+"""The roofline of layers, kernels and operators: achieved performance relative to the peaks of their device.
 
 F operations on B bytes have the arithmetic intensity F/B. A device with P operations and W bytes per second reaches at
 most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Below the
 ridge P/W a layer is memory-bound, above it compute-bound. A layer is launch-bound or host-bound if the device waits
 longer for the CPU than it works: for launches, or for other CPU code.
 
-Bottleneck of each layer: time, roofline bound and hardware counters by layer, phase and batch size.
-
-The quantities are those by which Zhao et al. compare the layers of AlexNet and VGG-16 in training.
-
-Operators of a profile by argument shape, with their GPU time, kernels and work.
+The quantities of a bottleneck are those by which Zhao et al. compare the layers of AlexNet and VGG-16 in training.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ import polars as pl
 
 from annot.analyze.gpu_activities import KEY, attributed_blocks, device_idle
 from annot.analyze.hardware_counters import COUNTERS, default_peaks, layer_counters, measured_work
-from annot.analyze.kernel_names import MATRIX, classify, with_classes
+from annot.analyze.kernel_names import MATRIX, classify, with_classes, with_short_names
 from annot.analyze.peaks import Peaks
 from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work.call import Work
@@ -43,7 +37,6 @@ from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
-    "OperatorTable",
     "by_bottleneck",
     "by_op_roofline",
     "by_op_work",
@@ -107,9 +100,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
     for table in (counted, _precisions(attribution, rows)):
         rows = rows.join(table, on=list(KEY), how="left", maintain_order="left")
     idle = device_idle(attribution) if on_device else None
-    if idle is None:
-        rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64), gpu_launch_ns=pl.lit(None, pl.Int64))
-    else:
+    if idle is not None:
         rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
         rows = rows.with_columns(pl.col("gpu_idle_ns", "gpu_launch_ns").fill_null(0))
     return under_roof(rows, peaks).select(*KEY, "self_ns", *_COLUMNS)
@@ -138,19 +129,18 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
         _precision(name, "f64" if double * 2 > flops else "f32")
         for name, flops, double in work.select("name", "flops", "f64_flops").iter_rows()
     ]
-    unknown = pl.lit(None, pl.Int64)
-    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=unknown, gpu_launch_ns=unknown)
+    rows = work.with_columns(pl.Series("precision", precisions, pl.String))
     roofline = under_roof(rows, peaks).select("name", "calls", *_COLUMNS)
-    from annot.analyze.kernel_names import with_short_names
-
     return with_short_names(roofline.sort("time_ns", "name", descending=[True, False]), attribution)
 
 
 def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     """Add intensity, achieved rates, roof_share and bound to rows.
 
-    The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
+    The rows have flops, bytes, time_ns and precision, and gpu_idle_ns and gpu_launch_ns where idle time is known.
     """
+    missing = [name for name in ("gpu_idle_ns", "gpu_launch_ns") if name not in rows.columns]
+    rows = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in missing)
     roofs = [
         peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision)
         for precision in rows["precision"].fill_null("")
@@ -456,7 +446,7 @@ def _kernels(attribution: Attribution, groups: pl.Series, outside: dict[str, int
     reasons = attribution.attributor.reasons
     schema = {"group": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64}
     tables = [pl.DataFrame(schema=schema)]
-    for block in () if attribution.source is None else attributed_blocks(attribution):
+    for block in attributed_blocks(attribution):
         without = pl.when(block["node"].is_in(reasons)).then(outside[UNATTRIBUTED]).otherwise(outside["other"])
         group = pl.coalesce(groups.gather(column_ops.known(block["range"])), without).cast(pl.Int32)
         rows = block.select("name", "kernel", "gpu_ns", group=group).group_by("group", "name", "kernel")
@@ -488,10 +478,9 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
         op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
-    rows, unknown = _timed_operators(attribution), pl.lit(None, pl.Int64)
+    rows = _timed_operators(attribution)
     time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
-    rows = rows.with_columns(time_ns=time, gpu_idle_ns=unknown, gpu_launch_ns=unknown)
-    rows = under_roof(rows, peaks or default_peaks(attribution))
+    rows = under_roof(rows.with_columns(time_ns=time), peaks or default_peaks(attribution))
     share = pl.col("time_ns") / pl.col("time_ns").sum()
     return rows.select(
         *_KEYS, "calls", "time_ns", share.fill_nan(None).alias("time_share"), "flops", "bytes", "intensity",

@@ -1,18 +1,7 @@
-"""The summary of a run: its device, steps and parts.
+"""The summary of a run: parts of the step time, GPU activities of the steps, and counts of steps, layers and kernels.
 
-Breakdown of step time: GPU activities by kind and by name, and idle time by what the CPU does meanwhile.
-
-Parts of the step on which long steps spend more time than the others.
-
-Reports of NVIDIA's Deep Learning Profiler (DLProf) from any profile.
-
-DLProf correlates kernels with operations, which it names by call stacks. Here a layer replaces the operation (Op Name
-is `layer`), and its module class replaces the operation type. CPU Time is `host_ns`, CPU Overhead (API calls) is
-`launch_ns`, Direction is `phase`, and Using TC is `tc_used`. Times are in ns and not rounded. Grids, blocks and stack
-traces are left out because not all profiles contain them. GPU Idle per operation is left out as well:
-`annot.analyze.run_summary` reports idle time per step.
-
-Summary of a run: DLProf's summary report.
+The items are those of the summary of NVIDIA's Deep Learning Profiler (DLProf), from any profile. Idle time is split by
+what the CPU does meanwhile. Steps above the median show on which parts long steps spend more time than the others.
 """
 
 from __future__ import annotations
@@ -50,6 +39,7 @@ from annot.analyze.step_parts import (
     merged,
     shares_of_devices,
     step_inputs,
+    typed,
 )
 from annot.analyze.tensor_cores import layer_tensor_cores, matrix_units, tensor_core_work
 from annot.attribution import column_ops
@@ -62,18 +52,17 @@ from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
+    "busy_times",
     "by_summary",
     "excess_of_long_steps",
-    "layers_in",
     "part_names",
-    "shares_of_steps",
     "step_time",
     "step_work",
 ]
 
 
 @once_for_each
-def step_time(attribution: Attribution, inputs: StepInputs | None = None) -> pl.DataFrame:
+def step_time(attribution: Attribution) -> pl.DataFrame:
     """Return the breakdown of step time into disjoint shares that add up exactly.
 
     The step time is that of `annot.analyze.step_parts.step_inputs`, without warm-up. Each device of a process has a
@@ -84,10 +73,10 @@ def step_time(attribution: Attribution, inputs: StepInputs | None = None) -> pl.
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
     """
-    return shares_of_steps(attribution, inputs or step_inputs(attribution))
+    return _shares_of_steps(attribution, step_inputs(attribution))
 
 
-def shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
+def _shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Return the table of `step_time` of the windows of `inputs`."""
     causes = idle_intervals(attribution, inputs)
     rows = shares_of_devices(inputs, partial(_going_on, attribution, causes))
@@ -101,6 +90,13 @@ def shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFram
     keys = ("process", "device", "share")
     sums = sums.group_by(keys, maintain_order=True).agg(pl.col("ns", "hidden_ns").sum(), pl.col("wall_ns").first())
     return sums.select(rows.columns)
+
+
+def busy_times(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the time in which each device is busy, from the table of `step_time`: process, device, ns (above 0)."""
+    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
+    ran = table.filter(pl.col("share").is_in(WORK) & ~on_cpu & (pl.col("ns") > 0))
+    return ran.group_by("process", "device").agg(pl.col("ns").sum())
 
 
 def part_names(attribution: Attribution) -> dict[str, PartName]:
@@ -147,8 +143,7 @@ def step_work(
     spans = step_inputs(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
-    blocks = [] if attribution.source is None else attributed_blocks(attribution)
-    work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
+    work = by_device(_coded(_grouped(block, groups), codes) for block in attributed_blocks(attribution))
     tables = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))
@@ -180,13 +175,8 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
     texts = rows["name"].cast(pl.String).fill_null("")
     for name in texts.unique():
         codes.setdefault(name, len(codes))
-    ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
-    pinned = (pl.col("pinned") if "pinned" in rows.columns else pl.lit(None)).cast(pl.Boolean).alias("pinned")
-    times = pl.col("start", "end").cast(pl.Int64)
-    name = texts.replace_strict(codes, return_dtype=pl.Int32).alias("name")
-    return rows.select(
-        *(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", pinned, name
-    )
+    rows = rows.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
+    return typed(rows, {**dict.fromkeys(("process", "device", "start", "end"), pl.Int64), **_GROUPS})
 
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
@@ -232,7 +222,7 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code").join(steps, on=["process", "step"], how="semi")
     windows = inputs.windows.join(spans, on=["process", "start"], how="semi", nulls_equal=True)
-    shares = shares_of_steps(attribution, replace(inputs, windows=windows))
+    shares = _shares_of_steps(attribution, replace(inputs, windows=windows))
     sums = shares.group_by("share").agg(pl.col("ns").sum())
     return {name: ns / max(steps.height, 1) for name, ns in sums.iter_rows()}
 
@@ -240,7 +230,7 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 
 
-def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
+def _layers_in(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of layers; operations and other named ranges if the profile does not contain layers."""
     named = (pl.col("layer") != "") | (pl.col("module") != "")
     layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
@@ -318,7 +308,7 @@ def _phase_layers(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     """The longest layers in each part of the steps of processes without a GPU."""
     if not (table["share"] == COMPUTED[0]).any():
         return []
-    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, step_inputs(attribution))
+    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution)
     rows = []
     for phase in COMPUTED:
         folded = repeated_layers(layers.filter(pl.col("part") == phase), "ns")
@@ -344,15 +334,13 @@ def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(KEY)
     of_eligible = int(work.join(eligible, on=KEY, how="semi")["gpu_ns"].sum())
     used = work.filter("tensor_cores")
-    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
-    ran = steps.filter(pl.col("share").is_in(WORK) & ~on_cpu)
-    devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
+    busy = busy_times(steps)
     tc_ns: int | None = int(used["gpu_ns"].sum())
     calls: int | None = int(used["calls"].sum())
     if not calls and work.filter(pl.col("kind").is_in(MATRIX))["tensor_cores"].null_count():
         tc_ns = calls = None  # no kernel shows that it uses Tensor Cores, and some may
     return [
-        _row("gpu", "busy", devices, int(ran["ns"].sum()), int(steps["ns"].sum())),
+        _row("gpu", "busy", busy.height, int(busy["ns"].sum()), int(steps["ns"].sum())),
         _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
         _row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
     ]
@@ -370,7 +358,7 @@ def _steps(attribution: Attribution) -> list[_Row]:
 
 
 def _layers(attribution: Attribution) -> list[_Row]:
-    rows = layers_in(layer_tensor_cores(attribution))
+    rows = _layers_in(layer_tensor_cores(attribution))
     whole = int(rows["gpu_self_ns"].sum())
     used, unknown = pl.col("tc_used").fill_null(False), pl.col("tc_eligible") & pl.col("tc_used").is_null()
     unused = pl.col("tc_eligible") & ~used & ~unknown
@@ -388,7 +376,8 @@ def _host(attribution: Attribution) -> list[_Row]:
     if not known(attribution.meta):
         return []
     times = by_layer(attribution)
-    return [_row("layers", "host", None, int(layers_in(times)["host_self_ns"].sum()), int(times["host_self_ns"].sum()))]
+    of_layers, whole = (int(rows["host_self_ns"].sum()) for rows in (_layers_in(times), times))
+    return [_row("layers", "host", None, of_layers, whole)]
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:

@@ -1,10 +1,8 @@
-"""Parts of a step: busy, idle, exposed communication and copies.
+"""The time of the steps, as intervals that GPU activities and ranges of threads share by precedence.
 
-Partition of time among overlapping intervals by precedence.
-
-Index of API calls by correlation id, to find the launch of a GPU activity.
-
-Input of the step analyses: steps without warm-up, GPU activities by device, and ranges of threads.
+A step analysis reads `StepInputs`: the steps without warm-up, the GPU activities of each device, and the ranges of
+threads. Each nanosecond of a step belongs to the first set of intervals that has it. The launch of a GPU activity is
+the API call with its correlation id.
 """
 
 from __future__ import annotations
@@ -12,9 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import polars as pl
+import polars.selectors as cs
 
 from annot.analyze.kernel_names import with_classes
 from annot.attribution import column_ops
@@ -41,6 +40,7 @@ __all__ = [
     "shares",
     "shares_of_devices",
     "step_inputs",
+    "typed",
     "within",
     "without",
 ]
@@ -337,28 +337,27 @@ def _run_windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl
 
 
 def _warmups(attribution: Attribution) -> pl.DataFrame:
-    """The times of warm-up ranges without overlaps: process, start, end."""
+    """The times of warm-up ranges: process, start, end."""
     forest = attribution.whole
     ranges = forest.every_range()
     ranges = ranges.filter(forest.labels["text"].str.contains(WARM_UP).gather(ranges["label"]).fill_null(False))
-    rows = ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end").sort("start")
-    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("process"))
-    return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))
+    return ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end")
 
 
 def _cut_out(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
-    """The parts of spans outside holes; holes must not overlap."""
-    remaining = []
-    for process, device, start, end in spans.select(*_WINDOWS).iter_rows():
-        free = start
-        of_process = holes.filter(pl.col("process").eq_missing(pl.lit(process)))
-        for begin, until in of_process.select("start", "end").iter_rows():
-            if free < min(begin, end):
-                remaining.append((process, device, free, min(begin, end)))
-            free = max(free, until)
-        if free < end:
-            remaining.append((process, device, free, end))
-    return pl.DataFrame(remaining, schema=_WINDOWS, orient="row")
+    """The parts of spans outside the holes of their process."""
+    outside = [spans.clear()]
+    for (process, device), rows in spans.partition_by("process", "device", as_dict=True).items():
+        mine = holes.filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64)))
+        where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
+        outside.append(without(merged(rows), merged(intervals_of(mine))).select(*where, "start", "end"))
+    return pl.concat(outside)
+
+
+def typed(rows: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the columns of a schema with its types; null where the rows lack a column."""
+    missing = [pl.lit(None).alias(name) for name in schema if name not in rows.columns]
+    return rows.with_columns(missing).select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -400,15 +399,14 @@ def _add_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
         .when("tensor_cores").then(pl.lit("tensor_cores"))
         .otherwise(pl.lit("kernels"))
     )  # fmt: skip
-    ids = [pl.col(name) if name in block.columns else pl.lit(None, pl.Int64).alias(name) for name in _IDS]
-    rows = with_classes(block.select(*ids, "start", "end", "kernel", "name")).select(
-        *(pl.col(name).cast(pl.Int64) for name in (*_IDS, "start", "end")), share.cast(pl.Enum(WORK)).alias("share")
-    )
+    rows = with_classes(block.select(cs.by_name(*_IDS, "start", "end", "kernel", "name", require_all=False)))
+    rows = typed(rows.with_columns(share.alias("share")), _SHARED_WORK)
     launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"]))
     return rows.with_columns(launched.alias("launched"))
 
 
 _IDS: Final = ("process", "device", "correlation")
+_SHARED_WORK: Final = dict.fromkeys((*_IDS, "start", "end"), pl.Int64) | {"share": pl.Enum(WORK)}
 
 
 def _host_ranges(attribution: Attribution) -> _Host:

@@ -3,6 +3,12 @@
 Tensor Cores require a matrix multiplication, a supported dtype, and sizes that are multiples of 16 bytes
 (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html, "Requirements to
 use Tensor Cores"). Newer libraries also use them for other sizes, at a lower speed; such layers count as using them.
+
+The reports by kernel, operation type and layer are those of NVIDIA's Deep Learning Profiler (DLProf), which correlates
+kernels with operations and names these by call stacks. Here a layer replaces the operation (Op Name is `layer`), and
+its module class replaces the operation type. CPU Time is `host_ns`, CPU Overhead (API calls) is `launch_ns`, Direction
+is `phase`, and Using TC is `tc_used`. Times are in ns and not rounded. Grids, blocks and stack traces are left out
+because not all profiles contain them.
 """
 
 from __future__ import annotations
@@ -14,13 +20,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import polars as pl
+import polars.selectors as cs
 
-from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels
-from annot.analyze.hardware_counters import over
+from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels, has_gpu_activities, over
 from annot.analyze.kernel_names import MATRIX, layer_names, with_classes
-from annot.analyze.step_parts import (
-    calls_of,
-)
+from annot.analyze.step_parts import calls_of, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_layer, of_modules
@@ -28,7 +32,6 @@ from annot.labels import tag
 from annot.profile import Profile
 
 __all__ = [
-    "COUNTERS",
     "F32_KERNEL",
     "by_iteration",
     "by_op_type",
@@ -280,9 +283,6 @@ def _sizes(module: str, shape: tuple[int | None, ...]) -> Iterator[tuple[str, in
         yield "batch", math.prod(sizes[:-1])
 
 
-_BACKWARD: Final = pl.col("phase").is_in(["backward", "recompute"])
-
-
 def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """Return DLProf's report of kernels by iteration: a row per kernel, copy and memset, by start.
 
@@ -293,22 +293,15 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
     tables = [pl.DataFrame(schema=_ITERATION)]
-    for block in blocks_of(attribution):
+    for block in attributed_blocks(attribution):
         row = calls.rows(block["process"], block["correlation"])
-        columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
         times = block.select(
-            pl.when(pl.col("step") != column_ops.NONE).then("step").cast(pl.Int64).alias("step"), *columns,
-            pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
-            launch_ns=calls.ns.gather(row),
+            column_ops.known(block["step"]), cs.by_name("process", "device", "stream", require_all=False), "gpu_ns",
+            start_ns="start", launch_start_ns=calls.start.gather(row), launch_ns=calls.ns.gather(row),
         )  # fmt: skip
         kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
-        tables.append(
-            rows.select(
-                (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
-                for name, dtype in _ITERATION.items()
-            )
-        )
+        tables.append(typed(rows, _ITERATION))
     del calls
     work = pl.concat(tables)
     del tables
@@ -322,10 +315,6 @@ _ITERATION: Final = {
     "tensor_cores": pl.Boolean,
     **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
 }
-
-
-def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    return iter(()) if attribution.source is None else attributed_blocks(attribution)
 
 
 def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
@@ -345,7 +334,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
         pl.col("name").filter(~uses).alias("other_names"),
     )
     rows = layer_tensor_cores(attribution).join(kernels, on=KEY, how="left", maintain_order="left")
-    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _has_gpu_work(attribution)))
+    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & has_gpu_activities(attribution)))
     return rows.select(
         *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
         tc_share=over("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
@@ -354,17 +343,12 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _has_gpu_work(attribution: Attribution) -> bool:
-    """Whether the profile contains GPU activities."""
-    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
-
-
 _OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason")
 
 
 def on_devices(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """The table with null in its GPU columns if the profile is without GPU activities: 0 would mean measured."""
-    if _has_gpu_work(attribution):
+    if has_gpu_activities(attribution):
         return table
     unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
     return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
@@ -381,49 +365,24 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         backward_ns: parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU
         columns are null, and forward_ns and backward_ns are parts of host_ns.
     """
-    rows = of_modules(_tensor_core_times(by_layer(attribution), attribution))
-    per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
+    rows = by_layer(attribution).select(*KEY, "calls", host_ns="host_self_ns", gpu_ns="gpu_self_ns")
+    used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
+    rows = of_modules(rows.join(used, on=KEY, how="left", maintain_order="left"))
+    time = pl.col("gpu_ns" if has_gpu_activities(attribution) else "host_ns")
+    forward, backward = pl.col("phase") == "forward", pl.col("phase").is_in(["backward", "recompute"])
+    calls = pl.when(forward.any()).then(pl.col("calls").filter(forward).sum()).otherwise(pl.col("calls").sum())
+    per_layer = rows.group_by("module", "layer", maintain_order=True).agg(
+        calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(), pl.col("tc_eligible", "tc_used").any(),
+        forward_ns=time.filter(forward).sum(), backward_ns=time.filter(backward).sum(),
+    )  # fmt: skip
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
-    table = (
-        per_layer.with_columns(mean.alias("mean"))
-        .group_by("module", maintain_order=True)
-        .agg(*_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max())
-    )
+    table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
+        pl.col("calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns").sum(),
+        pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64), layers=pl.len().cast(pl.Int64),
+        gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
+    )  # fmt: skip
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
         "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
         "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns",
     )  # fmt: skip
-
-
-_SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns"]
-
-
-def _tensor_core_times(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Rows by layer with their self times, and the part of these on Tensor Cores."""
-    rows = rows.select(*KEY, "calls", "host_self_ns", "gpu_self_ns")
-    used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
-    rows = rows.join(used, on=KEY, how="left", maintain_order="left")
-    rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
-    return rows.with_columns(time_ns=pl.col("gpu_ns" if _has_gpu_work(attribution) else "host_ns"))
-
-
-def _sums() -> list[pl.Expr]:
-    """Aggregates over the phases of a layer."""
-    calls = pl.when(_FORWARD.any()).then(pl.col("calls").filter(_FORWARD).sum()).otherwise(pl.col("calls").sum())
-    return [
-        calls.alias("calls"),
-        pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
-        pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
-        pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
-        pl.col("tc_eligible", "tc_used").any(),
-    ]
-
-
-def _totals() -> list[pl.Expr]:
-    """Aggregates over layers."""
-    layers = pl.len().cast(pl.Int64).alias("layers")
-    return [layers, pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64), pl.col(_SUMMED).sum()]
-
-
-_FORWARD: Final = pl.col("phase") == "forward"

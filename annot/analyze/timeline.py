@@ -1,12 +1,8 @@
-"""The timeline of a page.
+"""The timeline of the page: a sample of the ranges and GPU activities of `annot.analyze.trace_events`.
 
-Sums of the events that a sampled timeline leaves out, in cells of time: with them, sums of any interval are right.
-
-The page adds up the events that it has, and the cells in the interval. Sums are exact from cell to cell.
-
-Timeline for the page: a sample of the ranges and GPU activities of `annot.analyze.trace_events`, in lanes and rows.
-
-A lane is a track with everything that overlaps on it: the page draws a lane as rows below each other.
+A lane is a track with everything that overlaps on it: the page draws a lane as rows below each other. Cells of time
+have the sums of the events that the sample leaves out. The page adds up the events that it has, and the cells in an
+interval. Sums are exact from cell to cell.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import polars as pl
 from annot.analyze.trace_events import Lanes, Tracks, activity_blocks, range_blocks
 from annot.attribution.attribute import Attribution
 
-__all__ = ["Cells", "Timeline", "bounds_of", "cells_of", "in_lanes_of_cells", "timeline"]
+__all__ = ["Timeline", "timeline"]
 
 _CELLS: Final = 2048
 _HOST: Final = ("thread", "layers")
@@ -47,29 +43,29 @@ class Cells:
     busy: pl.DataFrame
 
 
-def bounds_of(events: pl.DataFrame) -> pl.Series:
+def _bounds_of(events: pl.DataFrame) -> pl.Series:
     """Return the bounds of cells with about as many starts of events each."""
     starts = events["start_ns"].sort()
     last = events.select((pl.col("start_ns") + pl.col("length_ns")).max()).to_series()
     return pl.concat([starts.gather_every(-(-events.height // _CELLS)).unique(), last]).unique().sort()
 
 
-def in_lanes_of_cells(events: pl.DataFrame, lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
+def _in_lanes_of_cells(events: pl.DataFrame, lanes: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Return the events in the lanes whose sums cells have: those of devices, or without any those of the host."""
     devices = any(lane["device"] for lane in lanes)
     numbers = [number for number, lane in enumerate(lanes) if lane["device"] or (not devices and lane["kind"] in _HOST)]
     return events.filter(pl.col("lane").is_in(numbers))
 
 
-def cells_of(
+def _cells_of(
     every: pl.DataFrame, kept: pl.DataFrame, bounds: pl.Series, lanes: Sequence[dict[str, Any]], most: int
 ) -> Cells:
     """Return the sums of `every` event that the events `kept` do not have.
 
     Args:
-        every: result of `in_lanes_of_cells` for events with the columns lane, row, start_ns, length_ns, text and key.
+        every: result of `_in_lanes_of_cells` for events with the columns lane, row, start_ns, length_ns, text and key.
         kept: some of the events.
-        bounds: result of `bounds_of`.
+        bounds: result of `_bounds_of`.
         lanes: device and kind of each lane.
         most: maximum number of rows of the sums. A cell becomes longer until they fit.
     """
@@ -77,7 +73,7 @@ def cells_of(
     for place, lane in enumerate(lanes):
         first_of.setdefault(lane["device"], place)
     devices = {place: first_of[lane["device"]] for place, lane in enumerate(lanes) if lane["device"]}
-    intervals = [_intervals(events, devices, lanes) for events in (every, in_lanes_of_cells(kept, lanes))]
+    intervals = [_intervals(events, devices, lanes) for events in (every, _in_lanes_of_cells(kept, lanes))]
     sums = _sum_in_cells(_less(*intervals), bounds, "key", "text")
     busy = _sum_in_cells(_less(*(_busy(rows.drop("key", "text")) for rows in intervals)), bounds, "lane").drop("calls")
     while sums.height > most and bounds.len() > 2:
@@ -226,9 +222,9 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     events, step = _sampled(shown, lanes, most)
     cells = None
     if step > 1:
-        bounds = bounds_of(shown)
-        shown = in_lanes_of_cells(shown, lanes)  # the others are most of the memory
-        cells = cells_of(shown, events, bounds, lanes, most)
+        bounds = _bounds_of(shown)
+        shown = _in_lanes_of_cells(shown, lanes)  # the others are most of the memory
+        cells = _cells_of(shown, events, bounds, lanes, most)
     events = _assign_rows(events.cast({"row": pl.Int32})).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1

@@ -1,10 +1,7 @@
-"""Events and tracks of a trace viewer.
+"""Events and tracks of a trace viewer: steps, ranges, launches and GPU activities, with flow arrows.
 
-Tracks of a timeline, with their names: steps, threads and layers of processes, streams of devices.
-
-Events of a timeline: ranges and GPU activities, and for traces also steps, launches and flow arrows.
-
-Events are built in blocks, so that a long profile does not have to fit into memory.
+Tracks are steps, threads and layers of processes, and streams of devices. Events are built in blocks, so that a long
+profile does not have to fit into memory.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from annot.analyze.gpu_activities import KEY, attributed_blocks
-from annot.analyze.step_parts import Calls
+from annot.analyze.step_parts import Calls, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.range_trees import Forest
@@ -27,12 +24,9 @@ from annot.attribution.range_trees import Forest
 __all__ = [
     "EVENTS",
     "Events",
-    "Group",
     "Lanes",
-    "Track",
     "Tracks",
     "activity_blocks",
-    "nested_lanes",
     "range_blocks",
 ]
 
@@ -189,7 +183,7 @@ class Lanes:
             heappush(self._free, heappop(self._running)[1])
 
 
-def nested_lanes(forest: Forest) -> pl.DataFrame:
+def _nested_lanes(forest: Forest) -> pl.DataFrame:
     """Return lanes for the ranges of processes, in the order of the tree.
 
     Two ranges in the same lane either do not overlap, or are nested in the tree as well. The columns are process, lane
@@ -250,7 +244,7 @@ def range_blocks(attribution: Attribution) -> Iterator[tuple[str, pl.DataFrame]]
     _, depth = column_ops.parents(nested["thread"], nested["end"])
     tables = {
         "thread": nested.with_columns(depth.alias("row")),
-        "layers": shared.hstack(nested_lanes(forest).drop("process")),
+        "layers": shared.hstack(_nested_lanes(forest).drop("process")),
         "crossing": forest.crossing.select("thread", "start", "end", "label"),
     }
     threads = forest.threads.table.select("process", "thread")
@@ -265,7 +259,7 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the GPU activities in blocks.
 
     The blocks have process, device, stream, correlation (Int64), kind, name, start, length (ns) and key (number in
-    `forest.keys`, Int32). Raises ValueError if the attribution was made without its source.
+    `forest.keys`, Int32).
     """
     kind = pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy"))
     for block in attributed_blocks(attribution):
@@ -314,9 +308,8 @@ class Events:
             tables = [self._steps(), self._ranges(), self._launches(), *tables]
         for blocks in tables:
             for block in blocks:
-                missing = [pl.lit(None).alias(name) for name in EVENTS if name not in block.columns]
-                for rows in block.with_columns(pl.col("start") - zero, *missing).iter_slices(_SLICE):
-                    yield rows.select(pl.col(name).cast(dtype) for name, dtype in EVENTS.items())
+                for rows in block.with_columns(pl.col("start") - zero).iter_slices(_SLICE):
+                    yield typed(rows, EVENTS)
 
     @cached_property
     def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:

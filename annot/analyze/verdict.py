@@ -1,8 +1,7 @@
-"""The verdict of a run or of its ranks.
+"""One sentence about a profile, or about the ranks of a run.
 
-One sentence about a profile: the time of a step, the device, and where most of this time goes.
-
-One sentence about the ranks of a run: the time of a step, the devices, the slowest rank, and who waits for it.
+For a profile: the time of a step, the device, and where most of this time goes. For ranks: the time of a step, the
+devices, the slowest rank, and who waits for it.
 """
 
 from __future__ import annotations
@@ -10,34 +9,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice import Facts
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, OUTSIDE_RANGES, Facts
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
-from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS, around_others, layers_of_parts, repeated_layers
+from annot.analyze.cpu_parts import GPU_PARTS, around_others, repeated_layers
 from annot.analyze.kernel_names import MATRIX
 from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
-from annot.analyze.run_summary import by_summary
-from annot.analyze.step_parts import WORK, step_inputs
+from annot.analyze.run_summary import by_summary, part_names
 from annot.analyze.tensor_cores import matrix_units
-from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
+from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import BATCH, DATA, EPOCH
 from annot.labels.layer_path import named, with_parent
 
 __all__ = ["RankTimes", "ranks_verdict", "times_of_rank", "verdict"]
 
-_Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
-
-_LEAST: Final = 0.1
-"""Smallest share of the step that the sentence mentions."""
 _MOST: Final = 0.5
 """Share of the GPU time outside ranges above which the sentence begins with it."""
-_LEAST_LAYER: Final = 0.05
-"""Smallest share of the step for which the sentence names a layer."""
 _LONGEST_NAME: Final = 64
 """Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
@@ -76,47 +68,43 @@ def verdict(facts: Facts) -> str:
         >>> verdict(Facts(attribute(Profile.build({}, ranges=pl.DataFrame(ranges))))).partition(":")[0]
         'Run 900 µs on CPU'
     """
-    table = by_summary(facts.attribution)
-    rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
-    if not rows["time", "wall"]["ns"]:
-        return _durations_sentence(rows, facts)
+    if not facts.wall_ns:
+        return _durations_sentence(facts)
     if not facts.is_time_known:
-        return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    on_device = [*_unattributed_share(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
-    clauses = on_device or _cpu_clauses(table, facts)
+        return f"{_subject(facts)} on {_device(facts)}: {_unknown_time(facts)}."
+    on_device = [*_unattributed_share(facts), *_busy(facts), *_work(facts)] if facts.on_device else []
+    clauses = on_device or _cpu_clauses(facts)
     what = f": {', and '.join(clauses)}" if clauses else ""
-    return f"{_subject(rows, facts)} on {_device(rows, facts)}{what}."
+    return f"{_subject(facts)} on {_device(facts)}{what}."
 
 
-def _subject(rows: _Rows, facts: Facts) -> str:
+def _subject(facts: Facts) -> str:
     """The time of a step, of several processes if they use no GPU; without steps that of the run on one device."""
     several = facts.processes if facts.wall_ns and facts.on_cpu else 1
     what = "ranks" if facts.ranked else "processes"
-    return f"{_time(rows, facts)}{f' of {several} {what}' if several > 1 else ''}"
+    return f"{_time(facts)}{f' of {several} {what}' if several > 1 else ''}"
 
 
-def _time(rows: _Rows, facts: Facts) -> str:
+def _time(facts: Facts) -> str:
     """The mean time of a step, to which parts and rows add up, and the median if it is printed differently."""
-    if ("steps", "mean") not in rows:
-        wall = rows["time", "wall"]
+    if facts.step_lengths is None:
         warmup = " without warm-up" if facts.parts.without_warmup else ""
-        return f"Run {short_time(wall['ns'] / wall['count'])}{warmup}"
+        return f"Run {short_time(facts.wall_ns / facts.devices)}{warmup}"
     kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
     name = f"{kind} step" if kind else "step"
-    mean, median = (short_time(rows["steps", item]["ns"]) for item in ("mean", "median"))
+    mean, median = (short_time(facts.step_lengths[item]) for item in ("mean", "median"))
     more = "" if mean == median else f" (mean; median {median})"
     return f"{name[0].upper()}{name[1:]} {mean}{more}"
 
 
-def _device(rows: _Rows, facts: Facts) -> str:
+def _device(facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
     meta = facts.attribution.meta
     if facts.wall_ns and not facts.on_device and facts.other_devices:
         return " and ".join(facts.other_devices)
     if facts.wall_ns and facts.on_cpu:
         return cpu_name(meta) or "CPU"
-    busy = rows.get(("gpu", "busy"))
-    return gpus((busy and busy["count"]) or facts.attribution.device_busy.height or 1, gpu_name(meta))
+    return gpus(facts.busy.height or facts.attribution.device_busy.height or 1, gpu_name(meta))
 
 
 def _unknown_time(facts: Facts) -> str:
@@ -129,8 +117,7 @@ def _unknown_time(facts: Facts) -> str:
 
 def _unattributed_share(facts: Facts) -> list[str]:
     """How much of the GPU time a profile with ranges leaves outside them, if that is most of it."""
-    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
-    sums = facts.layers.select(pl.col("gpu_self_ns").filter(outside).sum(), whole=pl.col("gpu_self_ns").sum())
+    sums = facts.layers.select(pl.col("gpu_self_ns").filter(OUTSIDE_RANGES).sum(), whole=pl.col("gpu_self_ns").sum())
     outside_ns, whole_ns = sums.row(0)
     share = outside_ns / max(whole_ns, 1)
     if share <= _MOST or facts.attribution.whole.every_range().is_empty():
@@ -138,36 +125,36 @@ def _unattributed_share(facts: Facts) -> list[str]:
     return [f"{share:.0%} of the GPU time lies outside any range"]
 
 
-def _busy(rows: _Rows, facts: Facts) -> list[str]:
+def _busy(facts: Facts) -> list[str]:
     """How much of the time devices are idle, and mostly why. Totals do not show that."""
     if facts.attribution.meta.get("totals"):
         return []
-    busy = rows["gpu", "busy"]
-    idle, several = 1 - busy["share"], busy["count"] > 1
+    busy, several = facts.busy["ns"].sum() / facts.wall_ns, facts.busy.height > 1
+    idle = 1 - busy
     gpu = "the GPUs" if several else "the GPU"
-    if idle < _LEAST / 2:
-        return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
+    if idle < LEAST_CHANGE:
+        return [f"{gpu} {'are' if several else 'is'} busy {busy:.0%}"]
     cause, share = max(facts.idle.items(), key=lambda pair: pair[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
     return [f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"]
 
 
-def _work(rows: _Rows, facts: Facts) -> list[str]:
+def _work(facts: Facts) -> list[str]:
     """The part of the GPU work that a change could avoid, else the most frequent kind of kernels."""
     units = matrix_units(facts.attribution.meta)
     slow = outside_matrix_units(facts)
     candidates: list[tuple[float, str, pl.Expr | None]] = [
-        (rows["time", "collectives"]["share"], f"to {GPU_PARTS['collectives'].name}", None),
-        (rows["time", "copies"]["share"], f"to {GPU_PARTS['copies'].name}", None),
+        (facts.shares["collectives"], f"to {GPU_PARTS['collectives'].name}", None),
+        (facts.shares["copies"], f"to {GPU_PARTS['copies'].name}", None),
     ]
     if slow is not None:
         candidates.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
     share, words, which = max(candidates, key=lambda candidate: candidate[0])
     if clause := _operator(facts, share):
         return [clause]
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         share, words, which = _longest_kind(facts, units)
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         return []
     layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
@@ -180,7 +167,7 @@ def _operator(facts: Facts, least: float) -> str:
         return ""
     operator, cause = longest
     kind = _longest_kind(facts, "")[0]
-    if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
+    if operator.share < max(LEAST_SHARE, kind / 2, least if cause else least + LEAST_SHARE):
         return ""
     return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
 
@@ -243,38 +230,37 @@ def _short(name: str) -> str:
 
 
 def _named(name: str, share: float, whole: float) -> str:
-    if share < _LEAST_LAYER:
+    if share < LEAST_CHANGE:
         return ""
     return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
 
 
-def _cpu_clauses(table: pl.DataFrame, facts: Facts) -> list[str]:
+def _cpu_clauses(facts: Facts) -> list[str]:
     """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
-    time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
-    rows = time.sort("ns", descending=True).select("item", "share").rows()
-    if not rows:
+    names = part_names(facts.attribution)
+    long = [name for name in names if facts.shares[name] >= LEAST_SHARE]
+    if not long:
         return []
-    names = {**GPU_PARTS, **CPU_PARTS}
-    longest, *others = rows
-    waits = [row for row in others if row[0] in _WAITS]
-    first, *more = [f"{share:.0%} {names[key].name}" for key, share in (longest, *waits)]
-    return [first, *_layer_on_cpu(table, facts), *more]
+    longest, *others = sorted(long, key=lambda name: -facts.shares[name])
+    waits = [name for name in others if name in _WAITS]
+    first, *more = [f"{facts.shares[name]:.0%} {names[name].name}" for name in (longest, *waits)]
+    return [first, *_layer_on_cpu(facts), *more]
 
 
-def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
+def _layer_on_cpu(facts: Facts) -> list[str]:
     """The layer with the most time in forward and backward."""
-    wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
-    layers = layers_of_parts(facts.attribution, step_inputs(facts.attribution))
-    layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
+    layers = facts.cpu_layers.filter(
+        pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != ""
+    )
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
     layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
     return [
-        f"{ns / wall:.0%} in {name} ({_phases(layers, *key)})"
+        f"{ns / facts.wall_ns:.0%} in {name} ({_phases(layers, *key)})"
         for name, ns, key in _longest(facts, layers, "ns")
-        if ns >= _LEAST_LAYER * wall
+        if ns >= LEAST_CHANGE * facts.wall_ns
     ]
 
 
@@ -285,17 +271,19 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
     return " and ".join(phase for phase in ("forward", "backward") if phase in present)
 
 
-def _durations_sentence(rows: _Rows, facts: Facts) -> str:
+def _durations_sentence(facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
+    summary = by_summary(facts.attribution)
+    rows = {(row["section"], row["item"]): row for row in summary.iter_rows(named=True)}
     kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
     if not kernels or not used or not kernels["count"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
     if not kernels["ns"]:
-        return f"{names} on {_device(rows, facts)}: the profile has no times."
+        return f"{names} on {_device(facts)}: the profile has no times."
     units = matrix_units(facts.attribution.meta)
     share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
-    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}{share}."
+    return f"{names} take {short_time(kernels['ns'])} on {_device(facts)}{share}."
 
 
 _LEAST_SLOWER: Final = 0.05
@@ -337,19 +325,17 @@ def times_of_rank(facts: Facts, step_ns: float | None) -> RankTimes | None:
         facts: quantities of its profile.
         step_ns: mean time of a step; None: no steps.
     """
-    times, meta = facts.step_time, facts.attribution.meta
+    meta = facts.attribution.meta
     if not facts.wall_ns:
         return None
-    devices = times.select("process", "device").n_unique()
-    busy = times.filter(pl.col("share").is_in(WORK), pl.col("ns") > 0).select("process", "device").n_unique()
     sums = collectives_of(facts.attribution).table.group_by("operation").agg(pl.col("wall_ns").sum())
     longest = sums.sort("wall_ns", "operation", descending=[True, False])["operation"].head(1).to_list()
     return RankTimes(
-        facts.wall_ns / devices if step_ns is None else step_ns,
+        facts.wall_ns / facts.devices if step_ns is None else step_ns,
         facts.shares.get("collectives", 0.0),
         "".join(longest).removesuffix(".wait"),
         step_ns is not None,
-        busy if facts.on_device else 0,
+        facts.busy.height if facts.on_device else 0,
         gpu_name(meta) if facts.on_device else cpu_name(meta),
     )
 

@@ -99,7 +99,7 @@ def test_the_parts_of_a_step_on_a_cpu() -> None:
     }  # fmt: skip
     table = step_time(attribute(rows.build()))
     assert table.filter(pl.col("share") == "other_ranges")["hidden_ns"].sum() == 0  # they contain the phases
-    layers = layers_of_parts(attribute(rows.build()), step_inputs(attribute(rows.build())))
+    layers = layers_of_parts(attribute(rows.build()))
     assert layers.rows() == [
         ("backward", "fc", "Linear", 55), ("forward", "", "Net", 30), ("forward", "fc", "Linear", 25),
         ("backward", "", "", 10), ("optimizer", "", "SGD", 10),
@@ -115,7 +115,7 @@ def test_layers_of_selected_steps_keep_their_names() -> None:
         rows.range(f"{name} Linear |fwd", at + 20, at + 50)
     for steps, name in ((slice(0, 1), "first"), (slice(1, 2), "second"), (slice(2, 3), "third")):
         one = attribute(rows.build(), steps=steps)
-        assert layers_of_parts(one, step_inputs(one)).rows() == [
+        assert layers_of_parts(one).rows() == [
             ("forward", name, "Linear", 30), ("forward", "", "Net", 20),
         ]  # fmt: skip
 
@@ -206,7 +206,7 @@ def test_parts_against_a_count_of_every_nanosecond(seed: int) -> None:
         expected[next((part for part in CPU_PARTS if part in going_on | computed), "outside_ranges")] += 1
     one = attribute(rows.build())
     found = {share: ns for share, ns in step_time(one).select("share", "ns").iter_rows() if ns}
-    layers = layers_of_parts(one, step_inputs(one)).group_by("part").agg(pl.col("ns").sum())
+    layers = layers_of_parts(one).group_by("part").agg(pl.col("ns").sum())
     assert dict(layers.iter_rows()) == {part: ns for part, ns in found.items() if part in COMPUTED}
     computed_ns = {part: ns for part, ns in expected.items() if part in COMPUTED}
     assert {part: ns for part, ns in found.items() if part in COMPUTED} == computed_ns
@@ -308,7 +308,7 @@ GAP = 5
 @pytest.mark.parametrize("seed", every_third(range(60)))
 def test_against_a_count_of_every_nanosecond(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On random profiles, in which gaps of 5 ns are long, the shares are those that counting each nanosecond gives."""
-    monkeypatch.setattr(gpu_activities, "DISPATCH_NS", GAP)
+    monkeypatch.setattr(gpu_activities, "_DISPATCH_NS", GAP)
     rows = _random(random.Random(seed))
     attribution = attribute(rows.build(), steps=slice(0, None))  # also if most GPU time lies outside them
     table = step_time(attribution)

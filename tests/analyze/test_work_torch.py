@@ -188,6 +188,7 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "rms norm": lambda: (nn.RMSNorm(5), _shapes((2, 4, 5))),
     "local response": lambda: (nn.LocalResponseNorm(3), _shapes((2, 4, 5, 5))),
     "max pool": lambda: (nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), _shapes((2, 3, 10, 11))),
+    "dropped window": lambda: (nn.MaxPool1d(2, 3, padding=1, ceil_mode=True), _shapes((2, 3, 5))),
     "dilated pool": lambda: (nn.MaxPool1d(2, dilation=3), _shapes((2, 3, 10))),
     "average pool": lambda: (nn.AvgPool3d(2), _shapes((2, 3, 4, 5, 6))),
     "adaptive": lambda: (nn.AdaptiveAvgPool2d((None, 3)), _shapes((2, 3, 5, 6))),

@@ -1,21 +1,23 @@
-"""Advice: rules that suggest changes to a training run, each with evidence and the code or command to use."""
+"""Advice: rules that suggest changes to a training run, each with evidence and the code or command to use.
+
+The code of a rule is for PyTorch. For Keras, and for CUDA without a framework, it is translated at the end.
+"""
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.advice import cpu, kernels, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.other_programs import in_cuda, in_keras
+from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.run_summary import excess_of_long_steps
 from annot.attribution.attribute import Attribution
 from annot.util.entry_points import Extension, loaded
 
-__all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
-
-RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *kernels.LAUNCH_RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
+__all__ = ["RULES", "Advice", "Facts", "advise", "by_advice"]
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
@@ -41,7 +43,7 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
     facts = facts or Facts(attribution)
     suggestions = [advice for rule in RULES if (advice := rule(facts)) is not None]
     if suggestions and (facts.in_keras or facts.in_cuda):
-        translate = in_keras if facts.in_keras else in_cuda
+        translate = _in_keras if facts.in_keras else _in_cuda
         suggestions = [advice for suggestion in suggestions if (advice := translate(suggestion)) is not None]
     plugins = (_plugin_advice(rule, facts) for rule in loaded("annot.advice", ("__call__",)))
     return sorted((*suggestions, *filter(None, plugins)), key=lambda advice: -advice.saves)
@@ -73,3 +75,126 @@ def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFr
     facts = facts or Facts(attribution)
     rows = [[*astuple(advice), facts.where(advice.layers)] for advice in advise(attribution, facts)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+_EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
+    "data": (loop.data_loading,),
+    "synchronisation": (loop.synchronous_copies,),
+    "allocation": (loop.allocations,),
+    "launch": (kernels.cuda_graphs, kernels.host_bound),
+    "host": (kernels.host_bound,),
+    "collectives": (loop.collectives,),
+    "copies": (loop.pageable_copies, loop.host_copies),
+    "forward": (cpu.own_code,),
+    "optimizer": (cpu.optimizer,),
+    "other_ranges": (cpu.outside_phases,),
+    "outside_ranges": (cpu.outside_phases,),
+}
+"""Rules that advise on a part of the step."""
+
+
+def uneven_steps(facts: Facts) -> Advice | None:
+    """Step times that vary so much that their mean is misleading, for a reason that no other rule advises on.
+
+    Evidence: host times of at least 8 steps whose interquartile range is at least 20 % of the median, and what the
+    steps above the median spend more time on. Silent if other rules advise on the causes of at least half of this
+    excess. It is a symptom, so it saves nothing by itself and comes after all advice on causes.
+    """
+    times = facts.step_lengths
+    if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
+        return None
+    excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
+    explained = sum(ratio for cause, ratio in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
+    if explained >= 0.5:
+        return None
+    names = {**GPU_PARTS, **CPU_PARTS}
+    causes = [f"{ratio:.0%} is {names[cause].name}" for cause, ratio in excess.items() if ratio >= 0.1]
+    of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
+    of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
+    why = "their GPU work differs" if of_kernels else "their times vary"
+    return Advice(
+        "uneven_steps",
+        f"Compare steps of similar length only: {why}.",
+        f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
+        f"annot report {facts.source} --by step",
+        0.0,
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *loop.RULES, uneven_steps, loop.coverage, *kernels.LAUNCH_RULES, *cpu.RULES, *kernels.RULES, *operators.RULES,
+)  # fmt: skip
+
+
+_XLA: Final = "model.compile(optimizer, loss, jit_compile=True)"
+_SEVERAL_STEPS: Final = "model.compile(optimizer, loss, steps_per_execution=10)"
+_KERAS: Final = {
+    "data_loading": "dataset = dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
+    "synchronous_copies": _SEVERAL_STEPS,
+    **dict.fromkeys(
+        ("pageable_copies", "host_copies"),
+        'dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))',
+    ),
+    "cuda_graphs": _XLA,
+    "host_bound": _SEVERAL_STEPS,
+    "allocations": 'os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH", None)  # before TensorFlow is imported',
+    "channels_last": 'keras.config.set_image_data_format("channels_last")',
+    "fusion": _XLA,
+    "short_kernels": _XLA,
+    "optimizer": _XLA,
+    "small_layers": _XLA,
+    "double_precision": 'keras.config.set_floatx("float32")',
+}
+_KERAS_ACTIONS: Final = {
+    "data_loading": "Load data in parallel and prefetch it before the step needs it.",
+    "synchronous_copies": "Avoid waiting for the GPU inside a step: remove .numpy() and print(tensor), and run "
+    "several steps per call.",
+    "pageable_copies": "Copy batches to the GPU while the previous step still runs.",
+    "host_bound": "Run several steps per call: the GPU waits for Python.",
+    "cuda_graphs": "Compile each step with XLA into a few large kernels: the run is launch-bound.",
+}
+_GRAPH: Final = (
+    "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);      // then the launches of a step, once\n"
+    "cudaGraphLaunch(graph, stream);      // each step"
+)
+_ASYNCHRONOUS: Final = "cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);      // memory of cudaMallocHost"
+_CUDA: Final = {
+    "cuda_graphs": _GRAPH,
+    "host_bound": _GRAPH,
+    "synchronous_copies": f"{_ASYNCHRONOUS}\ncudaStreamSynchronize(stream);      // where the host needs the result",
+    "pageable_copies": f"cudaMallocHost(&from, bytes);      // pinned\n{_ASYNCHRONOUS}",
+    "host_copies": "cudaMemcpyAsync(next, from, bytes, cudaMemcpyHostToDevice, copies);      // a stream of its own",
+    "allocations": "cudaMallocAsync(&buffer, bytes, stream);      // from a pool that keeps freed memory",
+    "mixed_precision": "cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);",
+    "coverage": 'nvtxRangePushA("step");      // around each part of the program\nnvtxRangePop();',
+}
+"""CUDA calls by rule. A rule that is absent here and gives no command is about PyTorch."""
+_CUDA_ACTIONS: Final = {
+    "synchronous_copies": "Copy asynchronously, and wait for the GPU only where the host needs a result.",
+    "pageable_copies": "Copy from pinned memory while kernels run.",
+    "allocations": "Allocate GPU memory once, or from a pool.",
+    "coverage": "Put ranges around the parts of the program, so that GPU time is attributed to them.",
+}
+
+
+def _in_cuda(advice: Advice) -> Advice | None:
+    """Return the advice with CUDA calls; None: it is about PyTorch."""
+    if advice.rule not in _CUDA:
+        return advice if advice.code.startswith(("annot ", "nsys ")) else None
+    code = advice.code if advice.code.startswith("nsys ") else _CUDA[advice.rule]
+    return replace(advice, code=code, advice=_CUDA_ACTIONS.get(advice.rule, advice.advice))
+
+
+def _in_keras(advice: Advice) -> Advice | None:
+    """Return the advice with code for Keras; None: it does not apply to Keras."""
+    # TensorFlow benchmarks the algorithms of cuDNN by default; operations of Keras layers need another recording.
+    if advice.rule in ("cudnn_benchmark", "own_code"):
+        return None
+    code = _KERAS.get(advice.rule, advice.code)
+    if advice.rule == "mixed_precision":
+        code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'
+    if advice.rule == "collectives":  # the command that compares ranks, without the code
+        code = code.partition("\n")[0]
+    if advice.rule == "batch_size":
+        code = code.replace("DataLoader(dataset, batch_size=", "dataset = dataset.unbatch().batch(")
+    return replace(advice, code=code, advice=_KERAS_ACTIONS.get(advice.rule, advice.advice))

@@ -7,9 +7,8 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_ON_CPU, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
 from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
-from annot.analyze.roofline import step_batches
 from annot.analyze.work.layer_work import by_layer_with_work
 from annot.labels.tag import parse
 
@@ -29,7 +28,7 @@ def threads(facts: Facts) -> Advice | None:
     Evidence: annot's mark with threads, cores and ranks, and phases that compute for at least 20 % of the step time.
     """
     cpu, computing = facts.cpu, _computing(facts)
-    if computing < 0.2 or not {"threads", "cores"} <= cpu.keys():
+    if computing < LEAST_ON_CPU or not {"threads", "cores"} <= cpu.keys():
         return None
     count, cores, ranks = (int(cpu.get(name, 1)) for name in ("threads", "cores", "ranks"))
     each = max(1, cores // ranks)
@@ -76,11 +75,10 @@ def small_layers(facts: Facts) -> Advice | None:
     share = _computing(facts) * int(short["host_self_ns"].sum()) / whole if whole else 0.0
     calls = int(short["calls"].sum())
     each = calls / max(facts.all_steps.height, 1)
-    if share < 0.2 or each < 10:
+    if share < LEAST_ON_CPU or each < 10:
         return None
     names = short.filter(pl.col("layer") != "").sort("host_self_ns", descending=True)["layer"]
-    sizes = [size for _, size in step_batches(facts.attribution)]
-    size = max(set(sizes), key=sizes.count) if sizes else None
+    size = facts.batch
     batch = "" if size is None else f"\nDataLoader(dataset, batch_size={2 * size})      # {size} now"
     return Advice(
         "small_layers",
@@ -100,7 +98,7 @@ def double_precision(facts: Facts) -> Advice | None:
     """
     double = [layer for layer, tags in facts.tags.items() if all(tag.tensors[0].dtype == "f64" for tag in tags)]
     share = _share_of_layers(facts, double)
-    if share < 0.1:
+    if share < LEAST_SHARE:
         return None
     return Advice(
         "double_precision",
@@ -129,7 +127,7 @@ def own_code(facts: Facts) -> Advice | None:
     if not longest:
         return None
     (layer, module, ns, _), wall = longest[0], facts.wall_ns
-    if not wall or ns < 0.2 * wall:
+    if not wall or ns < LEAST_ON_CPU * wall:
         return None
     rows = facts.layers.filter(pl.col("module") == module)
     name, paths = f"{layer or '(model)'} {module}", re.escape(layer).replace(r"\*", r"\d+")
@@ -171,11 +169,15 @@ def fusion(facts: Facts) -> Advice | None:
     rows = work.filter((pl.col("phase") == "forward") & (pl.col("module") != "") & low & long)
     layers = rows.sort("host_self_ns", "layer", descending=[True, False])["layer"].to_list()
     share = _share_of_layers(facts, layers)
-    if share < 0.1:
+    if share < LEAST_SHARE:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
     own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
-    more = f", and {own:.0%} in the forward methods of other layers, outside their submodules" if own >= 0.05 else ""
+    more = (
+        f", and {own:.0%} in the forward methods of other layers, outside their submodules"
+        if own >= LEAST_CHANGE
+        else ""
+    )
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",
@@ -194,7 +196,7 @@ def optimizer(facts: Facts) -> Advice | None:
     mark about threads, with at least 3 % of the step time.
     """
     # Recordings without the mark about threads are too old to say whether a step is fused.
-    if not facts.on_cpu or not facts.cpu or facts.shares["optimizer"] < 0.03:
+    if not facts.on_cpu or not facts.cpu or facts.shares["optimizer"] < LEAST_SETTING:
         return None
     texts = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
     steps = [tag for tag in map(parse, texts) if tag is not None and tag.module in _WITH_FUSED and not tag.layer]
@@ -203,7 +205,7 @@ def optimizer(facts: Facts) -> Advice | None:
         pl.col("part") == "optimizer", pl.col("layer") == "", pl.col("module").is_in(list(slow))
     )
     share = float(rows["ns"].sum() / facts.wall_ns) if facts.wall_ns else 0.0
-    if share < 0.03:
+    if share < LEAST_SETTING:
         return None
     name = rows["module"][0]
     counts = slow[name]
@@ -224,7 +226,7 @@ def outside_phases(facts: Facts) -> Advice | None:
     Evidence: ranges of phases, and at least 20 % of the step time outside them.
     """
     inside, outside = facts.shares["other_ranges"], facts.shares["outside_ranges"]
-    if _computing(facts) == 0 or inside + outside < 0.2:
+    if _computing(facts) == 0 or inside + outside < LEAST_ON_CPU:
         return None
     clauses = [
         f"{share:.0%} {where}"
@@ -240,28 +242,6 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-def stragglers(facts: Facts) -> Advice | None:
-    """A process that computes for much longer than the others of the run.
-
-    Evidence: phases of at least two processes; the longest computing time is 1.2 times the median of the processes.
-    """
-    of_cpu = facts.step_time.filter(pl.col("share").is_in(COMPUTED))
-    times = of_cpu.group_by("process").agg(pl.col("ns").sum(), pl.col("wall_ns").first()).sort("ns", "process")
-    lengths = times["ns"].to_list()
-    if not facts.on_cpu or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
-        return None
-    process, longest, wall = times.row(-1)
-    steps = 1e6 * max(facts.steps.height / len(lengths), 1)
-    return Advice(
-        "stragglers",
-        "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",
-        f"{facts.name_of(process).capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of "
-        f"{len(lengths)} processes for {median / steps:,.1f} ms",
-        f"annot report {facts.source} --by-process",
-        (longest - median) / wall,
-    )
-
-
 RULES: Final[tuple[Rule, ...]] = (
-    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases, stragglers,
+    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases,
 )  # fmt: skip

@@ -1,8 +1,6 @@
-"""Facts of a run that the rules of advice read.
+"""Facts of a run that the rules of advice and the verdict read, computed once and on demand.
 
-Operators with their share of the step time, as the advice rules about operators and the verdict use them.
-
-Quantities that the advice rules use, computed once and on demand.
+The shares from which something is worth a sentence stand here too, so that all rules weigh alike.
 """
 
 from __future__ import annotations
@@ -18,29 +16,36 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
+from annot.analyze.advice.operator_causes import Operator
 from annot.analyze.cpu_parts import IDLE, layers_of_parts
 from annot.analyze.gpu_activities import idle_calls, idle_of_nodes, sums_by_layer
 from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import MATRIX, classify, with_classes
 from annot.analyze.peaks import Peaks
-from annot.analyze.roofline import operator_table, precision_of, under_roof
-from annot.analyze.run_summary import step_time, step_work
+from annot.analyze.roofline import operator_table, precision_of, step_batches, under_roof
+from annot.analyze.run_summary import busy_times, step_time, step_work
 from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.tensor_cores import matrix_units
-from annot.attribution.attribute import Attribution
-from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.attribute import Attribution, known
+from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer
 from annot.attribution.steps import fetches, steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, step_statistics
 from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
 from annot.labels.tag import COMPILED, Tag, parse
 
-__all__ = ["Advice", "Facts", "Loader", "Operator", "Rule", "operators_of"]
+__all__ = ["Advice", "Facts", "Loader", "Rule"]
 
-_MOST_TENSORS: Final = 4
-_TILE: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
-_SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
+LEAST_SHARE: Final = 0.1
+"""Share of the step from which a part of it is worth other code, such as a fused layer. The verdict names no smaller
+part."""
+LEAST_CHANGE: Final = 0.05
+"""Share of the step from which a part is worth a change of a few lines. The verdict names no smaller layer."""
+LEAST_SETTING: Final = 0.03
+"""Share of the step from which a part is worth a setting that does not change results, such as a fused optimizer."""
+LEAST_ON_CPU: Final = 0.2
+"""Share of the step from which a part is worth advice without a GPU, where each part of a step is work of the CPU."""
 _HOST_COPIES: Final = ("(copy HtoD)", "(copy DtoH)")
 _LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
 _LOWEST_TENSOR_RIDGE: Final = 125.0
@@ -48,93 +53,7 @@ _LOWEST_TENSOR_RIDGE: Final = 125.0
 V100 (125 TFLOP/s and 0.9 TB/s: 139) and A100 with 80 GB (312 and 2.04: 153); float32, A100 (19.5 and 2.04: 9.6)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """All calls of an operator with the same inputs, in one phase.
-
-    Args:
-        group: its number in `annot.analyze.roofline.OperatorTable`.
-        name: name of the operator, such as ``aten::mm``.
-        tag: the call with its inputs; None: unknown.
-        share: fraction of the step time (0 to 1) that its GPU activities take.
-        kernels: names of its kernels, the longest first.
-        flops, bytes: work of a call; None: unknown.
-        roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
-        ridge: FLOPs per byte from which the operator is compute-bound on the device, or on any device if the device is
-            unknown.
-        processors: number of multiprocessors (AMD: compute units); None: unknown.
-        device: name of the device; empty: unknown.
-        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
-        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
-            rest converts or copies.
-        from_host: fraction of its GPU time (0 to 1) in copies from or to the host.
-    """
-
-    group: int
-    name: str
-    tag: Tag | None
-    share: float
-    kernels: tuple[str, ...]
-    flops: float | None
-    bytes: float | None
-    roof_share: float | None
-    ridge: float
-    processors: int | None
-    device: str
-    units: str
-    multiplies: float = 1.0
-    from_host: float = 0.0
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
-        kinds = {classify(name).kind for name in self.kernels}
-        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs per byte; None: unknown."""
-        return self.flops / self.bytes if self.flops is not None and self.bytes else None
-
-    @property
-    def memory_bound(self) -> bool:
-        """Whether the operator reads and writes memory for longer than it computes, on a device at its peaks."""
-        return self.intensity is not None and self.intensity < self.ridge
-
-    @property
-    def title(self) -> str:
-        """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
-        return self._titled(_MOST_TENSORS)
-
-    @property
-    def short_title(self) -> str:
-        """Title with two shapes at most."""
-        return self._titled(2)
-
-    def _titled(self, most: int) -> str:
-        shapes = [*map(str, self.tag.tensors)] if self.tag else []
-        shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = ["…"] if len(shapes) > most or (self.tag and self.tag.omitted) else []
-        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
-
-    @property
-    def tile(self) -> tuple[int, int] | None:
-        """Rows and columns of the output tiles in the name of the longest kernel that multiplies matrices."""
-        names = (name for name in self.kernels if classify(name).kind in MATRIX)
-        match = next((match for name in names if (match := _TILE.search(name))), None)
-        if match is None:
-            return None
-        rows, columns = (int(size) for size in match.groups() if size)
-        return rows, columns
-
-    @property
-    def splits(self) -> int:
-        """Number of parts of K that the longest kernel computes beside each other, by its name (Tensile: GSU)."""
-        match = _SPLITS.search(self.kernels[0]) if self.kernels else None
-        return int(match[1]) if match else 1
-
-
-def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
+def _operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
     """Return the operators with GPU time in the steps, the longest first; none without GPU activities.
 
     Args:
@@ -180,13 +99,8 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.
         next((name for name in names if classify(name).kind in MATRIX), None) for names in rows["kernels"].to_list()
     ]
     precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["inputs"], strict=True)]
-    unknown = pl.lit(None, pl.Int64)
-    rows = rows.with_columns(
-        pl.Series("precision", precisions, pl.String),
-        bytes=pl.col("bytes_read") + pl.col("bytes_written"),
-        gpu_idle_ns=unknown,
-        gpu_launch_ns=unknown,
-    )
+    moved = pl.col("bytes_read") + pl.col("bytes_written")
+    rows = rows.with_columns(pl.Series("precision", precisions, pl.String), bytes=moved)
     return under_roof(rows.sort("wall_ns", "group", descending=[True, False]), peaks)
 
 
@@ -198,6 +112,11 @@ def _ridge(peaks: Peaks, precision: str | None) -> float:
     return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)
 
 
+PRODUCTS: Final = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
+SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
+_OTHER_LAYERS: Final = (
+    r"^aten::(?:linear|addmm|mm|conv|_?convolution|layer_norm|native_layer_norm|batch_norm|embedding|scaled_dot)"
+)
 _LAUNCH: Final = re.compile(r"(?i)launch(?!HostFunc)")
 _MOST_LAUNCHES: Final = 4
 """Launches per kernel: the runtime and the driver may each record one. A capture into a CUDA graph has hundreds."""
@@ -363,6 +282,11 @@ class Facts:
         return by_step(self.attribution)
 
     @cached_property
+    def step_lengths(self) -> dict[str, Any] | None:
+        """The result of `annot.attribution.summary.step_statistics`; None: no steps, or no CPU times."""
+        return step_statistics(self.all_steps) if known(self.attribution.meta) else None
+
+    @cached_property
     def parts(self) -> StepInputs:
         """The result of `annot.analyze.step_parts.step_inputs`."""
         return step_inputs(self.attribution)
@@ -370,7 +294,17 @@ class Facts:
     @cached_property
     def step_time(self) -> pl.DataFrame:
         """The table of `annot.analyze.run_summary.step_time`."""
-        return step_time(self.attribution, self.parts)
+        return step_time(self.attribution)
+
+    @cached_property
+    def devices(self) -> int:
+        """Number of devices with step time, and of processes without a device."""
+        return self.step_time.select("process", "device").n_unique() if self.step_time.height else 0
+
+    @cached_property
+    def busy(self) -> pl.DataFrame:
+        """The table of `annot.analyze.run_summary.busy_times`."""
+        return busy_times(self.step_time)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -380,7 +314,7 @@ class Facts:
     @cached_property
     def cpu_layers(self) -> pl.DataFrame:
         """The table of `annot.analyze.cpu_parts.layers_of_parts`."""
-        return layers_of_parts(self.attribution, self.parts)
+        return layers_of_parts(self.attribution)
 
     @cached_property
     def cpu(self) -> dict[str, int | str]:
@@ -491,7 +425,40 @@ class Facts:
     @cached_property
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.facts`."""
-        return operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
+        return _operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
+
+    @cached_property
+    def eager_attention(self) -> list[Operator]:
+        """The operators of attention in eager operations; none if they take less than `LEAST_SHARE` of a step."""
+        groups = self._attention_in_pieces()
+        operators = [operator for operator in self.operators if operator.group in groups]
+        return operators if sum(operator.share for operator in operators) >= LEAST_SHARE else []
+
+    def _attention_in_pieces(self) -> set[int]:
+        """The groups of the operators that compute attention one after the other."""
+        table, name = operator_table(self.attribution), pl.col("op")
+        if not table.rows["op"].is_in(SOFTMAX).any():
+            return set()
+        kinds = table.rows.select(
+            pl.col("group").alias("of"),
+            product=name.is_in(PRODUCTS),
+            softmax=name.is_in(SOFTMAX),
+            other=name.str.contains(_OTHER_LAYERS),
+        )
+        tree = self.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
+        tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort(
+            "thread", "start", maintain_order=True
+        )
+        # Operators that an operator of the same group calls stand beside it.
+        tree = tree.filter((pl.col("of") != pl.col("of").shift(1)).fill_null(True))
+        around = [pl.col(of).shift(by).over("thread").alias(f"{of}{by}") for of in ("product", "of") for by in (1, -1)]
+        rows = tree.with_columns(around).filter("softmax", "product1", "product-1")
+        return {int(group) for column in ("of", "of1", "of-1") for group in rows[column].unique()}
+
+    def kernels_of(self, operators: Sequence[Operator]) -> list[str]:
+        """Return the names of kernels that only these operators run."""
+        others = {name for operator in self.operators if operator not in operators for name in operator.kernels}
+        return [name for operator in operators for name in operator.kernels if name not in others]
 
     @property
     def time(self) -> str:
@@ -546,6 +513,12 @@ class Facts:
         return default_peaks(self.attribution)
 
     @cached_property
+    def batch(self) -> int | None:
+        """The most frequent batch size of the steps, by the labels of layers; None: unknown."""
+        sizes = [size for _, size in step_batches(self.attribution)]
+        return max(set(sizes), key=sizes.count, default=None)
+
+    @cached_property
     def tags(self) -> dict[str, list[Tag]]:
         """Parsed labels of the forward ranges of each layer."""
         texts = self.attribution.forest.labels.filter(pl.col("phase") == "forward")["text"]
@@ -555,6 +528,9 @@ class Facts:
                 tags.setdefault(tag.layer, []).append(tag)
         return tags
 
+
+OUTSIDE_RANGES: Final = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
+"""Whether GPU activities were launched by recorded calls outside any range."""
 
 Rule: TypeAlias = Callable[[Facts], Advice | None]
 

@@ -1,8 +1,7 @@
-"""Causes of slow matrix multiplications and convolutions.
+"""Why a matrix multiplication or a convolution is slow on a GPU: a small rule for each cause.
 
-Causes of slow matrix multiplications.
-
-Causes of slow convolutions.
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, alignment of 16 bytes) and
+"Convolutional Layers User's Guide".
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from annot.analyze.advice.facts import Operator
-from annot.analyze.advice.operator_causes import CHANNELS_LAST, TILE, Cause, first_cause, is_fast
+from annot.analyze.advice.operator_causes import CHANNELS_LAST, TILE, Cause, Operator, first_cause, is_fast
 from annot.analyze.tensor_cores import divisor_of
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import operator_cost

@@ -1,9 +1,4 @@
-"""Advice about kernels and their launches.
-
-Advice rules about launches: the GPU waits for them, or for the CPU between them.
-
-Advice rules about kernels.
-"""
+"""Rules about kernels and their launches: precision, layout and fusion of kernels, and idle time between launches."""
 
 from __future__ import annotations
 
@@ -12,13 +7,11 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.operators import kernels_of_attention
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_names import with_classes
 from annot.analyze.peaks import NVIDIA
-from annot.analyze.roofline import step_batches
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.attribution.attribute import known
 from annot.labels.tag import Tag
@@ -41,7 +34,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     at least 10 % of the step time in which the device is idle while the CPU prepares the next launch.
     """
     share = facts.idle["launch"]
-    if share < 0.1 or not _fits_a_graph(facts):
+    if share < LEAST_SHARE or not _fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
     same = "each step runs the same" if kernels.len() > 1 else "the step runs"
@@ -105,7 +98,7 @@ def host_bound(facts: Facts) -> Advice | None:
     host, launch = facts.idle["host"], facts.idle["launch"]
     again = facts.steps.height > 1 or facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
     share = host if not again or _fits_a_graph(facts) else host + launch
-    if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
+    if not facts.on_device or not known(facts.attribution.meta) or share < LEAST_SHARE:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
     of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
@@ -158,12 +151,10 @@ def batch_size(facts: Facts) -> Advice | None:
     Evidence: batch sizes in the labels of layers, at least 10 % of the step time in which the device is idle while the
     CPU prepares the next launch, and kernels of less than 10 µs on average, in a run without a serving engine.
     """
-    sizes = [size for _, size in step_batches(facts.attribution)]
-    share = facts.idle["launch"]
+    size, share = facts.batch, facts.idle["launch"]
     short = 0 < facts.mean_kernel_ns < _SHORT_NS
-    if not facts.on_device or not sizes or share < 0.1 or not short or facts.engine:
+    if not facts.on_device or size is None or share < LEAST_SHARE or not short or facts.engine:
         return None
-    size = max(set(sizes), key=sizes.count)
     return Advice(
         "batch_size",
         "Double the batch size while it fits into memory"
@@ -212,7 +203,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
     """
     predicate = outside_matrix_units(facts)
     share = 0.0 if predicate is None else facts.share(predicate)
-    if predicate is None or share < 0.05:
+    if predicate is None or share < LEAST_CHANGE:
         return None
     units = matrix_units(facts.attribution.meta)
     bfloat = _multiplies_bfloat16(facts)
@@ -271,7 +262,7 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
     misses = pl.col("matrix") & ~pl.col("tensor")
     predicate = misses & pl.col("layer").is_in(list(odd))
     share = facts.share(predicate)
-    if share < 0.05:
+    if share < LEAST_CHANGE:
         return None
     layers, units = facts.layers_of(predicate), matrix_units(facts.attribution.meta)
     example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
@@ -306,7 +297,7 @@ def channels_last(facts: Facts) -> Advice | None:
     """
     predicate = pl.col("name").str.contains(CONVERSIONS)
     share = facts.share(predicate)
-    if share < 0.05:
+    if share < LEAST_CHANGE:
         return None
     return Advice(
         "channels_last",
@@ -330,7 +321,7 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
     constant = convolutions.height > 0 and bool((convolutions["shapes"].list.len() == 1).all())
     kernels = facts.all_steps["kernels"].to_list()
     tuned = len(kernels) < 2 or kernels[0] > 1.1 * sorted(kernels[1:])[len(kernels[1:]) // 2]
-    if share < 0.1 or not constant or tuned:
+    if share < LEAST_SHARE or not constant or tuned:
         return None
     return Advice(
         "cudnn_benchmark",
@@ -355,13 +346,13 @@ def fusion(facts: Facts) -> Advice | None:
     if not facts.compilable:
         return None
     predicate = _OF_MODEL & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
-    predicate &= ~pl.col("name").is_in(kernels_of_attention(facts))
+    predicate &= ~pl.col("name").is_in(facts.kernels_of(facts.eager_attention))
     rows = facts.work.filter(predicate)
-    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns or _is_one_operator(facts, rows):
+    if not facts.wall_ns or rows["wall_ns"].sum() < LEAST_SHARE * facts.wall_ns or _is_one_operator(facts, rows):
         return None
     rows = rows.join(_fusible_kernels(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
     share = float((rows["wall_ns"] * rows["fusible"]).sum() / facts.wall_ns)
-    if share < 0.1:
+    if share < LEAST_SHARE:
         return None
     calls = round(float((rows["calls"] * rows["fusible"]).sum()) / max(facts.steps.height, 1))
     return Advice(
@@ -410,7 +401,7 @@ def short_kernels(facts: Facts) -> Advice | None:
         return None
     short = _OF_MODEL & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
     share, count = facts.share(short), facts.calls(short)
-    if share < 0.1 or count < 10:
+    if share < LEAST_SHARE or count < 10:
         return None
     mean = share * facts.wall_ns / (count * max(facts.steps.height, 1)) / 1000
     return Advice(
@@ -431,7 +422,7 @@ def optimizer(facts: Facts) -> Advice | None:
     rows = facts.layers.filter((pl.col("phase") == "optimizer") & (pl.col("kernels_total") > 0))
     calls, kernels = rows.select("calls", "kernels_total").sum().row(0)
     share = facts.share(pl.col("phase") == "optimizer")
-    if not calls or kernels / calls < 200 or share < 0.03:
+    if not calls or kernels / calls < 200 or share < LEAST_SETTING:
         return None
     # torch.profiler names the method too: "AdamW.step".
     name = re.sub(r"\W", "", re.sub(r"\.(?:step|zero_grad)$", "", rows["module"][0])) or "SGD"

@@ -1,11 +1,4 @@
-"""Advice about the training loop: data, communication, steps.
-
-Advice rule about communication between ranks, by the operation that takes the most exposed time.
-
-Advice rule about steps that wait for data: worker processes, more of them, or cheaper loading.
-
-Advice rules about the training loop: copies, memory, waits for the GPU and ranks.
-"""
+"""Rules about the training loop: data loading, copies, memory, waits for the GPU, and communication between ranks."""
 
 from __future__ import annotations
 
@@ -15,23 +8,25 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice import cpu
-from annot.analyze.advice.facts import Advice, Facts, Loader, Rule
-from annot.analyze.advice.kernels import cuda_graphs, host_bound
+from annot.analyze.advice.facts import (
+    LEAST_CHANGE,
+    LEAST_SETTING,
+    LEAST_SHARE,
+    OUTSIDE_RANGES,
+    Advice,
+    Facts,
+    Loader,
+    Rule,
+)
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
-from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
-from annot.analyze.run_summary import excess_of_long_steps
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
-from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.steps import fetches
-from annot.attribution.summary import step_statistics
 
 __all__ = ["RULES", "collectives", "data_loading"]
 
-_LEAST_EXPOSED: Final = 0.05
-"""Share of the step from which exposed communication is worth a change."""
 _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
 _MOST_NAMED: Final = 3
@@ -93,7 +88,7 @@ def collectives(facts: Facts) -> Advice | None:
     """
     share = facts.shares["collectives"]
     computes = facts.on_cpu or (facts.on_device and facts.shares["kernels"] + facts.shares["tensor_cores"] > 0)
-    if share < _LEAST_EXPOSED or not computes:
+    if share < LEAST_CHANGE or not computes:
         return None
     calls = collectives_of(facts.attribution)
     times = _exposed(calls, facts.wall_ns)
@@ -149,8 +144,6 @@ def _backward_share(facts: Facts, calls: Collectives) -> str:
     return f", {waits / backward:.0%} of the backward pass" if waits >= 0.01 * backward > 0 else ""
 
 
-_LEAST_WAIT: Final = 0.1
-"""Share of the step from which waiting for data is worth a change."""
 _AFRESH: Final = 3
 """Generations of worker processes that show a restart in each epoch. Two can be those of two loaders."""
 _ON_GPU: Final = 8
@@ -165,7 +158,7 @@ def data_loading(facts: Facts) -> Advice | None:
     iterator that torch.profiler names. Single late batches need steps of which most hardly wait.
     """
     share = facts.shares["data"]
-    if share < _LEAST_WAIT:
+    if share < LEAST_SHARE:
         return None
     late = _late_steps(facts)
     if late.height:
@@ -184,7 +177,7 @@ def _late_steps(facts: Facts) -> pl.DataFrame:
     late = steps.filter(pl.col("data_ns") > pl.col("data_ns").mean())
     usual = _median(steps["data_ns"]) * steps.height
     bursts = max(facts.loader.workers or (_ON_GPU if facts.loader.some else 1), 1)
-    few = late.height * bursts < steps.height / 2 and usual < _LEAST_WAIT * int(steps["step_ns"].sum())
+    few = late.height * bursts < steps.height / 2 and usual < LEAST_SHARE * int(steps["step_ns"].sum())
     return late if few else late.clear()
 
 
@@ -299,7 +292,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     during or after them (`annot.analyze.gpu_activities.idle_intervals`).
     """
     share = facts.idle["synchronisation"]
-    if not facts.on_device or share < 0.05:
+    if not facts.on_device or share < LEAST_CHANGE:
         return None
     longest = next(iter(facts.idle_calls.filter(pl.col("cause") == "synchronisation")["name"]), "")
     change, code = next(remedy for pattern, remedy in _WAITS.items() if re.search(pattern, longest))
@@ -329,7 +322,7 @@ def allocations(facts: Facts) -> Advice | None:
     the device is idle during them. About as many frees as allocations mean that nothing is kept.
     """
     share = facts.idle["allocation"]
-    if not facts.on_device or share < 0.03:
+    if not facts.on_device or share < LEAST_SETTING:
         return None
     calls = facts.idle_calls.filter(pl.col("cause") == "allocation")
     frees = int(calls.filter(pl.col("name").str.contains("(?i)free"))["calls"].sum())
@@ -358,7 +351,7 @@ def pageable_copies(facts: Facts) -> Advice | None:
     Evidence: copies that the profile records as copies from pageable memory, with at least 3 % of the step time.
     """
     share = _exposed_copies(facts, ~pl.col("pinned"))
-    if share < _LEAST_COPIES:
+    if share < LEAST_SETTING:
         return None
     return Advice(
         "pageable_copies",
@@ -370,10 +363,6 @@ def pageable_copies(facts: Facts) -> Advice | None:
     )
 
 
-_LEAST_COPIES: Final = 0.03
-"""Share of the step from which copies to the device are worth a change."""
-
-
 def host_copies(facts: Facts) -> Advice | None:
     """Host-to-device copies from pinned memory, or from memory of unknown kind, that do not overlap with kernels.
 
@@ -381,7 +370,7 @@ def host_copies(facts: Facts) -> Advice | None:
     """
     pinned, unknown = (_exposed_copies(facts, which) for which in (pl.col("pinned"), pl.col("pinned").is_null()))
     share = min(pinned + unknown, facts.shares["copies"])
-    if share < _LEAST_COPIES:
+    if share < LEAST_SETTING:
         return None
     memory = "pinned memory" if pinned >= unknown else "host memory (pinned or pageable: the profile does not show it)"
     return Advice(
@@ -402,75 +391,37 @@ def _exposed_copies(facts: Facts, memory: pl.Expr) -> float:
 
 
 def stragglers(facts: Facts) -> Advice | None:
-    """A device that is busy for much longer than the others of the run.
+    """A device that is busy, or without a GPU a process that computes, for much longer than the others of the run.
 
-    Evidence: GPU activities of at least two devices; the longest busy time is 1.2 times the median of the devices, and
-    longer than it by at least 5 % of the step time.
+    Evidence: GPU activities of at least two devices, or phases of at least two processes; the longest time is 1.2 times
+    the median, and on devices longer than it by at least 5 % of the step time.
     """
-    busy = facts.step_time.filter(pl.col("share").is_in(WORK)).group_by("process", "device")
-    rows = busy.agg(pl.col("ns").sum().alias("busy_ns"), pl.col("wall_ns").first()).filter(pl.col("busy_ns") > 0)
-    times = rows["busy_ns"].sort().to_list()
-    if not facts.on_device or len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
+    parts = WORK if facts.on_device else COMPUTED if facts.on_cpu else ()
+    sums = facts.step_time.filter(pl.col("share").is_in(parts)).group_by("process", "device")
+    rows = sums.agg(pl.col("ns").sum(), pl.col("wall_ns").first()).filter((pl.col("ns") > 0) | facts.on_cpu)
+    times = rows["ns"].sort().to_list()
+    if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
-    process, device, longest, wall = rows.sort("busy_ns", "process", "device", descending=[True, False, False]).row(0)
-    if longest - median < 0.05 * wall:
+    process, device, longest, wall = rows.sort("ns", "process", "device", descending=[True, False, False]).row(0)
+    if facts.on_device and longest - median < LEAST_CHANGE * wall:
         return None
-    return Advice(
-        "stragglers",
-        "Find out why one GPU is busy for longer than the others: uneven batches, a slow CPU or a slow GPU.",
-        f"GPU {device} of {facts.name_of(process)} is busy {longest / median:.2f} times as long as the median of "
-        f"{len(times)} GPUs",
-        f"annot report {facts.source} --by-process"
-        if facts.processes > 1
-        else f"annot report {facts.source} -o run.html      # with the timeline of each GPU",
-        (longest - median) / wall,
+    who = f"one {'GPU is busy' if facts.on_device else 'process computes'} for longer than the others"
+    why = "uneven batches, a slow CPU or a slow GPU" if facts.on_device else "uneven batches, or a core that it shares"
+    name, steps = facts.name_of(process), 1e6 * max(facts.steps.height / len(times), 1)
+    evidence = (
+        f"GPU {device} of {name} is busy {longest / median:.2f} times as long as the median of {len(times)} GPUs"
+        if facts.on_device
+        else f"{name.capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of {len(times)} "
+        f"processes for {median / steps:,.1f} ms"
     )
+    in_page = f"annot report {facts.source} -o run.html      # with the timeline of each GPU"
+    by_process = f"annot report {facts.source} --by-process"
+    code = by_process if facts.processes > 1 else in_page
+    return Advice("stragglers", f"Find out why {who}: {why}.", evidence, code, (longest - median) / wall)
 
 
 _WHOLE_GRAPH: Final = r"^CUDA graph \d+$"
 """Names of CUDA graphs that Nsight Systems or nvprof traced as a whole; see `annot.profile`."""
-_EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
-    "data": (data_loading,),
-    "synchronisation": (synchronous_copies,),
-    "allocation": (allocations,),
-    "launch": (cuda_graphs, host_bound),
-    "host": (host_bound,),
-    "collectives": (collectives,),
-    "copies": (pageable_copies, host_copies),
-    "forward": (cpu.own_code,),
-    "optimizer": (cpu.optimizer,),
-    "other_ranges": (cpu.outside_phases,),
-    "outside_ranges": (cpu.outside_phases,),
-}
-"""Rules that advise on a part of the step."""
-
-
-def uneven_steps(facts: Facts) -> Advice | None:
-    """Step times that vary so much that their mean is misleading, for a reason that no other rule advises on.
-
-    Evidence: host times of at least 8 steps whose interquartile range is at least 20 % of the median, and what the
-    steps above the median spend more time on. Silent if other rules advise on the causes of at least half of this
-    excess. It is a symptom, so it saves nothing by itself and comes after all advice on causes.
-    """
-    times = step_statistics(facts.all_steps) if known(facts.attribution.meta) else None
-    if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
-        return None
-    excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
-    explained = sum(ratio for cause, ratio in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
-    if explained >= 0.5:
-        return None
-    names = {**GPU_PARTS, **CPU_PARTS}
-    causes = [f"{ratio:.0%} is {names[cause].name}" for cause, ratio in excess.items() if ratio >= 0.1]
-    of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
-    of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
-    why = "their GPU work differs" if of_kernels else "their times vary"
-    return Advice(
-        "uneven_steps",
-        f"Compare steps of similar length only: {why}.",
-        f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
-        f"annot report {facts.source} --by step",
-        0.0,
-    )
 
 
 def coverage(facts: Facts) -> Advice | None:
@@ -482,17 +433,16 @@ def coverage(facts: Facts) -> Advice | None:
     help: another recording does.
     """
     nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
-    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
     rows, time = facts.work.rename({"wall_ns": "ns"}), "the GPU time of the steps"
     if not facts.steps.height or 2 * int(rows["ns"].sum()) < int(nodes["gpu_self_ns"].sum()):
         rows = nodes.select("layer", "module", ns="gpu_self_ns", calls=pl.col("kernels") + pl.col("copies"))
         time = "GPU time"
-    ns, count = rows.filter(outside).select("ns", "calls").sum().row(0)
+    ns, count = rows.filter(OUTSIDE_RANGES).select("ns", "calls").sum().row(0)
     share = ns / max(int(rows["ns"].sum()), 1)
     if share < 0.3:
         return None
-    whole_graphs = facts.work.filter(outside, pl.col("name").str.contains(_WHOLE_GRAPH))
-    if 2 * int(whole_graphs["wall_ns"].sum()) > int(facts.work.filter(outside)["wall_ns"].sum()):
+    whole_graphs = facts.work.filter(OUTSIDE_RANGES, pl.col("name").str.contains(_WHOLE_GRAPH))
+    if 2 * int(whole_graphs["wall_ns"].sum()) > int(facts.work.filter(OUTSIDE_RANGES)["wall_ns"].sum()):
         return Advice(
             "coverage",
             "Record the kernels of CUDA graphs, so that GPU time is attributed to them and to layers.",
@@ -510,6 +460,5 @@ def coverage(facts: Facts) -> Advice | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives, uneven_steps,
-    coverage,
+    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives,
 )  # fmt: skip

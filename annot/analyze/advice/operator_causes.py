@@ -1,24 +1,22 @@
-"""Causes of slow operators: attention, experts, memory.
+"""Operators, and why attention, experts of a mixture, reductions and gradients of embeddings are slow on a GPU.
 
-A cause: what is slow about an operator, and what changes it.
-
-Causes of slow attention.
-
-Causes of slow experts of a mixture.
-
-Causes of slow operators that mostly move memory: reductions and gradients of embeddings.
+Each rule states its evidence: the shapes and arguments of the operator, or the roof of a known device. Sources: Dao et
+al., "FlashAttention-2" (arXiv 2307.08691), section 3.2; Shazeer et al., arXiv 1701.06538, section 3.1 (batches of
+experts); PyTorch, `torch.nn.Embedding` (sparse gradients).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
-from annot.analyze.advice.facts import Operator
+from annot.analyze.kernel_names import MATRIX, classify
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import REDUCTIONS, Mixture, mixture_of, reduced_dimensions
+from annot.labels.tag import Tag
 
 __all__ = [
     "CHANNELS_LAST",
@@ -26,13 +24,13 @@ __all__ = [
     "TILE",
     "Cause",
     "Family",
+    "Operator",
     "attention_cause",
     "embedding_cause",
     "experts_cause",
     "first_cause",
     "is_fast",
     "reduction_cause",
-    "roof_words",
 ]
 
 LOW_ROOF: Final = 0.5
@@ -42,6 +40,97 @@ TILE: Final = (128, 128)
 CHANNELS_LAST: Final = (
     "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
 )
+
+
+_MOST_TENSORS: Final = 4
+_TILE_NAME: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
+_SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of an operator with the same inputs, in one phase.
+
+    Args:
+        group: its number in `annot.analyze.roofline.OperatorTable`.
+        name: name of the operator, such as ``aten::mm``.
+        tag: the call with its inputs; None: unknown.
+        share: fraction of the step time (0 to 1) that its GPU activities take.
+        kernels: names of its kernels, the longest first.
+        flops, bytes: work of a call; None: unknown.
+        roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
+        ridge: FLOPs per byte from which the operator is compute-bound on the device, or on any device if the device is
+            unknown.
+        processors: number of multiprocessors (AMD: compute units); None: unknown.
+        device: name of the device; empty: unknown.
+        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
+        multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
+            rest converts or copies.
+        from_host: fraction of its GPU time (0 to 1) in copies from or to the host.
+    """
+
+    group: int
+    name: str
+    tag: Tag | None
+    share: float
+    kernels: tuple[str, ...]
+    flops: float | None
+    bytes: float | None
+    roof_share: float | None
+    ridge: float
+    processors: int | None
+    device: str
+    units: str
+    multiplies: float = 1.0
+    from_host: float = 0.0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether separate kernels multiply matrices and compute softmax, as attention without a fused kernel does."""
+        kinds = {classify(name).kind for name in self.kernels}
+        return bool(kinds & {"gemm", "softmax"} == {"gemm", "softmax"}) and "attention" not in kinds
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte; None: unknown."""
+        return self.flops / self.bytes if self.flops is not None and self.bytes else None
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether the operator reads and writes memory for longer than it computes, on a device at its peaks."""
+        return self.intensity is not None and self.intensity < self.ridge
+
+    @property
+    def title(self) -> str:
+        """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        return self._titled(_MOST_TENSORS)
+
+    @property
+    def short_title(self) -> str:
+        """Title with two shapes at most."""
+        return self._titled(2)
+
+    def _titled(self, most: int) -> str:
+        shapes = [*map(str, self.tag.tensors)] if self.tag else []
+        shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
+        more = ["…"] if len(shapes) > most or (self.tag and self.tag.omitted) else []
+        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of the output tiles in the name of the longest kernel that multiplies matrices."""
+        names = (name for name in self.kernels if classify(name).kind in MATRIX)
+        match = next((match for name in names if (match := _TILE_NAME.search(name))), None)
+        if match is None:
+            return None
+        rows, columns = (int(size) for size in match.groups() if size)
+        return rows, columns
+
+    @property
+    def splits(self) -> int:
+        """Number of parts of K that the longest kernel computes beside each other, by its name (Tensile: GSU)."""
+        match = _SPLITS.search(self.kernels[0]) if self.kernels else None
+        return int(match[1]) if match else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +168,7 @@ def is_fast(operator: Operator) -> bool:
     return operator.roof_share is not None and operator.roof_share >= LOW_ROOF * computes
 
 
-def roof_words(operator: Operator) -> str:
+def _roof_words(operator: Operator) -> str:
     """Return the share of the roof as a phrase with a leading space; empty: unknown."""
     return "" if operator.roof_share is None else f" at {operator.roof_share:.0%} of the roof"
 
@@ -124,17 +213,15 @@ class _Attention:
 
     @property
     def roof(self) -> str:
-        return roof_words(self.operator)
-
-    @property
-    def saves(self) -> float:
-        return 1 - (self.operator.roof_share or 0.0)
+        return _roof_words(self.operator)
 
 
 def attention_cause(operator: Operator, call: Call) -> Cause | None:
     """Return the cause that follows from lengths, mask, head size and kernels of an attention operator."""
     first = int("backward" in call.name)  # a backward has the gradient first
-    return first_cause(_ATTENTION_CAUSES, _Attention(operator, call, call.shape(first), call.shape(first + 1)))
+    attention = _Attention(operator, call, call.shape(first), call.shape(first + 1))
+    cause = first_cause(_ATTENTION_CAUSES, attention)
+    return None if cause is None else replace(cause, saves=1 - (operator.roof_share or 0.0))
 
 
 def _separate_kernels(attention: _Attention) -> Cause | None:
@@ -148,7 +235,6 @@ def _separate_kernels(attention: _Attention) -> Cause | None:
         "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
         "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
         "    out = model(x)      # warns why it cannot be used",
-        attention.saves,
     )
 
 
@@ -162,7 +248,6 @@ def _decode(attention: _Attention) -> Cause | None:
         f"memory-bound attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys{attention.roof}",
         "Decode more sequences at once, split the keys across multiprocessors, or share keys among heads (GQA).",
         "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys",
-        attention.saves,
     )
 
 
@@ -175,7 +260,6 @@ def _short_sequences(attention: _Attention) -> Cause | None:
         f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
         "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
         'model = torch.compile(model, mode="reduce-overhead")',
-        attention.saves,
     )
 
 
@@ -189,7 +273,6 @@ def _mask(attention: _Attention) -> Cause | None:
         f"attention with an explicit mask {call.tensors[3]}{attention.roof}, so that kernels cannot skip masked blocks",
         "Use is_causal=True, or FlexAttention, which skip masked blocks.",
         "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
-        attention.saves,
     )
 
 
@@ -200,7 +283,7 @@ def _head_size(attention: _Attention) -> Cause | None:
         return None
     return Cause(
         "head_size", f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support",
-        "Use a head size of 64 or 128.", "heads = width // 128", attention.saves,
+        "Use a head size of 64 or 128.", "heads = width // 128",
     )  # fmt: skip
 
 
@@ -223,7 +306,6 @@ def _newer_kernel(name: str, what: str, attention: _Attention) -> Cause:
         f"{what} ({attention.sizes}){attention.roof}",
         "Use the newest attention kernel for this GPU, or attend to a sliding window or to blocks.",
         _KERNELS_OF_AMD if "AMD" in attention.operator.device else _KERNELS_OF_NVIDIA,
-        attention.saves,
     )
 
 
@@ -294,7 +376,7 @@ def reduction_cause(operator: Operator, call: Call) -> Cause | None:
     which = f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
     return Cause(
         "strided_reduction",
-        f"a reduction over {which}, whose elements are {apart} elements apart in memory{roof_words(operator)}",
+        f"a reduction over {which}, whose elements are {apart} elements apart in memory{_roof_words(operator)}",
         "Reduce over the last dimension: write the tensor in this layout, or fuse the reduction with what writes it.",
         "y = torch.compile(lambda x: f(x).sum(0))(x)      # f writes x; or keep x with the reduced dimension last",
         1 - (operator.roof_share or 0.0),

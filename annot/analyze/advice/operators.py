@@ -1,14 +1,4 @@
-"""Advice about operators.
-
-Why an operator is slow on a GPU: a small rule for each cause.
-
-Each rule states its evidence: the shapes and arguments of the operator, or the roof of a known device. Sources:
-NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, alignment of 16 bytes) and "Convolutional Layers
-User's Guide"; Dao et al., "FlashAttention-2" (arXiv 2307.08691), section 3.2; Shazeer et al., arXiv 1701.06538,
-section 3.1 (batches of experts); PyTorch, `torch.nn.Embedding` (sparse gradients).
-
-Advice rules about operators with recorded inputs: shapes, attention in pieces, older kernels, copies.
-"""
+"""Rules about operators with recorded inputs: shapes, attention in pieces, older kernels, copies."""
 
 from __future__ import annotations
 
@@ -19,12 +9,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts, Operator, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule
 from annot.analyze.advice.gemm_causes import convolution_cause, gemm_cause
 from annot.analyze.advice.operator_causes import (
     LOW_ROOF,
     Cause,
     Family,
+    Operator,
     attention_cause,
     embedding_cause,
     experts_cause,
@@ -36,7 +27,7 @@ from annot.analyze.work.call import CONTRADICTIONS, Call
 from annot.analyze.work.operators import REDUCTIONS
 from annot.labels.tag import Tag
 
-__all__ = ["RULES", "Cause", "cause_of", "kernels_of_attention", "longest_operator"]
+__all__ = ["RULES", "cause_of", "longest_operator"]
 
 _FAMILIES: Final[dict[str, Family]] = {
     "conv": convolution_cause,
@@ -87,13 +78,6 @@ def _low_intensity(operator: Operator) -> Cause | None:
     return Cause("memory_bound", f"memory-bound with {operator.intensity:.2g} FLOPs per byte{roof}")
 
 
-_LEAST: Final = 0.1
-"""Share of the step from which an operator is worth advice."""
-_PRODUCTS: Final = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
-_SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
-_OTHER_LAYERS: Final = (
-    r"^aten::(?:linear|addmm|mm|conv|_?convolution|layer_norm|native_layer_norm|batch_norm|embedding|scaled_dot)"
-)
 _GATHERS: Final = ("aten::index", "aten::index_select", "aten::gather", "aten::take_along_dim")
 _OLDER: Final = r"flash_(?:fwd|bwd)_|fmha_cutlass[FB]_\w*_sm[5-8]\d"
 """Kernels of FlashAttention-2, unless they match `_NEWER`, and of CUTLASS for Ampere and older."""
@@ -116,7 +100,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     matches = [
         (operator, cause)
         for operator in facts.operators
-        if operator.share >= _LEAST / 4
+        if operator.share >= LEAST_SHARE / 4
         and (cause := cause_of(operator))
         and cause.advice
         and re.search(_WORDS[family], operator.name)
@@ -125,7 +109,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
     for operator, cause in matches:
         shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
     name = max(shares, key=lambda name: shares[name], default="")
-    if not name or shares[name] < _LEAST:
+    if not name or shares[name] < LEAST_SHARE:
         return None
     same = [(operator, cause) for operator, cause in matches if cause.name == name]
     longest, cause = same[0]
@@ -175,11 +159,11 @@ def eager_attention(facts: Facts) -> Advice | None:
     Evidence: operators of one thread in this order with elementwise operators between them, and their share of the
     step (at least 10 %).
     """
-    operators = _attention(facts)
+    operators = facts.eager_attention
     share = sum(operator.share for operator in operators)
     if not operators:
         return None
-    softmax = next((operator for operator in operators if operator.name in _SOFTMAX), operators[0])
+    softmax = next((operator for operator in operators if operator.name in SOFTMAX), operators[0])
     return Advice(
         "eager_attention",
         "Call scaled_dot_product_attention, which does not write the attention scores to memory.",
@@ -192,44 +176,6 @@ def eager_attention(facts: Facts) -> Advice | None:
     )
 
 
-def kernels_of_attention(facts: Facts) -> list[str]:
-    """Return the names of kernels that only attention in eager operations runs; none without advice on it."""
-    groups = {operator.group for operator in _attention(facts)}
-    others = {name for operator in facts.operators if operator.group not in groups for name in operator.kernels}
-    return [
-        name for operator in facts.operators if operator.group in groups
-        for name in operator.kernels if name not in others
-    ]  # fmt: skip
-
-
-def _attention(facts: Facts) -> list[Operator]:
-    """The operators of attention in eager operations; none if they take less than `_LEAST` of the step."""
-    groups = _attention_in_pieces(facts)
-    operators = [operator for operator in facts.operators if operator.group in groups]
-    return operators if sum(operator.share for operator in operators) >= _LEAST else []
-
-
-def _attention_in_pieces(facts: Facts) -> set[int]:
-    """The groups of the operators that compute attention one after the other."""
-    table = operator_table(facts.attribution)
-    if not table.rows["op"].is_in(_SOFTMAX).any():
-        return set()
-    name = pl.col("op")
-    kinds = table.rows.select(
-        pl.col("group").alias("of"),
-        product=name.is_in(_PRODUCTS),
-        softmax=name.is_in(_SOFTMAX),
-        other=name.str.contains(_OTHER_LAYERS),
-    )
-    tree = facts.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
-    tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort("thread", "start", maintain_order=True)
-    # Operators that an operator of the same group calls stand beside it.
-    tree = tree.filter((pl.col("of") != pl.col("of").shift(1)).fill_null(True))
-    around = [pl.col(of).shift(by).over("thread").alias(f"{of}{by}") for of in ("product", "of") for by in (1, -1)]
-    rows = tree.with_columns(around).filter("softmax", "product1", "product-1")
-    return {int(group) for column in ("of", "of1", "of-1") for group in rows[column].unique()}
-
-
 def older_attention(facts: Facts) -> Advice | None:
     """An attention kernel that was written for an older GPU.
 
@@ -240,11 +186,10 @@ def older_attention(facts: Facts) -> Advice | None:
     predicate = pl.col("kernel") & pl.col("name").str.contains(_OLDER) & ~pl.col("name").str.contains(_NEWER)
     causes = [(operator, cause_of(operator)) for operator in facts.operators]
     decodes = [operator for operator, cause in causes if cause is not None and cause.name == "decode"]
-    others = {name for operator in facts.operators if operator not in decodes for name in operator.kernels}
-    predicate &= ~pl.col("name").is_in([name for decode in decodes for name in decode.kernels if name not in others])
+    predicate &= ~pl.col("name").is_in(facts.kernels_of(decodes))
     device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
     share = facts.share(predicate) if device else 0.0
-    if share < _LEAST / 2:
+    if share < LEAST_CHANGE:
         return None
     name = facts.work.filter(predicate).sort("wall_ns", descending=True)["name"][0]
     kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
@@ -273,14 +218,14 @@ def gathered_weights(facts: Facts) -> Advice | None:
     Evidence: an index operator on a tensor of matrices whose sizes are those of an operand of a batched matrix
     multiplication, with at least 10 % of the step.
     """
-    matrices = {size for operator in facts.operators if operator.name in _PRODUCTS for size in _matrices(operator.tag)}
+    matrices = {size for operator in facts.operators if operator.name in PRODUCTS for size in _matrices(operator.tag)}
     gathers = [
         operator
         for operator in facts.operators
         if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
     ]
     share = sum(operator.share for operator in gathers)
-    if share < _LEAST:
+    if share < LEAST_SHARE:
         return None
     return Advice(
         "gathered_weights",
@@ -301,7 +246,7 @@ def _copies(facts: Facts, *, kind: str) -> Advice | None:
     """
     operators = [operator for operator in facts.operators if _kind_of_copy(operator) == kind]
     shares = [operator.share * (1 - operator.from_host) for operator in operators]
-    if facts.engine or sum(shares) < _LEAST:
+    if facts.engine or sum(shares) < LEAST_SHARE:
         return None
     what, advice, code = _COPIES[kind]
     longest = operators[shares.index(max(shares))]

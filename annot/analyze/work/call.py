@@ -9,7 +9,17 @@ from typing import Final, TypeAlias
 
 from annot.labels.tag import Tag, TensorSpec, Value
 
-__all__ = ["CONTRADICTIONS", "Call", "Cost", "Formula", "UncountableError", "Work", "broadcast", "item_size"]
+__all__ = [
+    "CONTRADICTIONS",
+    "Call",
+    "Cost",
+    "Formula",
+    "UncountableError",
+    "Work",
+    "broadcast",
+    "item_size",
+    "output_sizes",
+]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -132,6 +142,28 @@ class Call:
         return self.count(index) * item_size(self.tensors[index].dtype)
 
     @property
+    def all_bytes(self) -> int:
+        """Size of all inputs in bytes."""
+        return sum(map(self.bytes_of, range(len(self.tensors))))
+
+    @property
+    def is_channels_first(self) -> bool:
+        """Whether a layer of Keras has its channels before its spatial dimensions."""
+        return self.arguments.get("layout") == "channels_first"
+
+    def spatial(self, count: int) -> tuple[int, int, Shape]:
+        """Return batch, channels and the `count` spatial sizes of the first input.
+
+        In PyTorch the batch dimension is optional. Keras's classes, such as Conv2D, are channels last by default.
+        """
+        shape, in_keras = self.shape(), any(f"{number}D" in self.name for number in "123")
+        if len(shape) not in (count + 2, count + 1 + in_keras):
+            raise UncountableError
+        if in_keras and not self.is_channels_first:
+            return shape[0], shape[-1], shape[1:-1]
+        return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
+
+    @property
     def item(self) -> int:
         """Bytes per element of the first input."""
         self.shape(0)
@@ -187,3 +219,25 @@ def broadcast(*shapes: Shape) -> Shape:
             raise UncountableError
         dimensions.append(sizes.pop() if sizes else 1)
     return tuple(dimensions)
+
+
+def output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+    """Return the spatial output sizes of a convolution or a pooling.
+
+    PyTorch and Keras define ``same`` and ``valid`` alike. Sources:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.Conv2d.html and ``torch.nn.MaxPool2d.html``.
+    """
+    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
+    padding = call.arguments.get("padding", 0)
+    if padding in ("same", "causal"):
+        return tuple(-(-size // step) for size, step in zip(sizes, stride, strict=True))
+    pads = (0,) * len(kernel) if padding == "valid" else call.numbers("padding", len(kernel), 0)
+    outputs = []
+    for size, pad, wide, length, step in zip(sizes, pads, dilation, kernel, stride, strict=True):
+        room = size + 2 * pad - wide * (length - 1) - 1
+        steps = room // step
+        if call.flag("ceil", default=False):
+            steps = -(-room // step)
+            steps -= steps * step >= size + pad  # PyTorch drops a window that starts in the right padding
+        outputs.append(steps + 1)
+    return tuple(outputs)

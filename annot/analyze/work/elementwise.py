@@ -1,25 +1,19 @@
-"""Bytes of element-wise operations and optimizers.
-
-Cost of elementwise and windowed layers: activations, softmax, normalisations, pooling, losses.
+"""Cost of elementwise and windowed layers (activations, normalisations, pooling, losses), and of optimizer steps.
 
 Each of these counts as one FLOP: addition, subtraction, multiplication, division, comparison, exponential, logarithm,
 root, tanh, error function. The sigmoid, ``1 / (1 + exp(-x))``, therefore counts as 4. Constants that do not depend on
-the input are computed once and are free. Gradients are counted as PyTorch computes them, from the input or output that
-the forward saves. An official count does not exist. Hardware counters differ, depending on the compiler.
+the input or the parameter, such as bias corrections, are computed once and are free. Gradients are counted as PyTorch
+computes them, from the input or output that the forward saves. An official count does not exist. Hardware counters
+differ, depending on the compiler.
 
-Source: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/.
+An optimizer step reads parameters, gradients and state, and writes parameters and state. PyTorch and Keras implement
+the same algorithms. Where their code differs by a multiplication, as in Keras's Nesterov momentum, the count follows
+PyTorch's documentation. Optimizers are not counted if their work depends on shapes (Adafactor, Muon), on the number of
+nonzero gradients (SparseAdam), on the number of loss evaluations (LBFGS) or on zero weights (Ftrl).
 
-Cost of optimizer steps: FLOPs per updated parameter.
-
-FLOPs are counted as in `annot.analyze.work.elementwise`. Factors that do not depend on the parameter, such as bias
-corrections, are computed once and are free. PyTorch and Keras implement the same algorithms. Where their code differs
-by a multiplication, as in Keras's Nesterov momentum, the count follows PyTorch's documentation.
-
-A step reads parameters, gradients and state, and writes parameters and state.
-
-Sources: the algorithms in https://docs.pytorch.org/docs/stable/optim.html (a page per class) and, for Lion and Lamb,
-https://keras.io/api/optimizers/. Optimizers are not counted if their work depends on shapes (Adafactor, Muon), on the
-number of nonzero gradients (SparseAdam), on the number of loss evaluations (LBFGS) or on zero weights (Ftrl).
+Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the
+algorithms in https://docs.pytorch.org/docs/stable/optim.html (a page per class) and, for Lion and Lamb,
+https://keras.io/api/optimizers/.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast, item_size
+from annot.analyze.work.call import Call, Cost, Formula, UncountableError, broadcast, item_size, output_sizes
 from annot.labels.optimizer_arguments import NUMBERS
 from annot.labels.tag import Value
 
@@ -95,7 +89,7 @@ def _channel_norm(call: Call, axis: int, *, affine: bool = True) -> Cost:
     shape = call.shape()
     if len(shape) < 2:
         raise UncountableError
-    channels = shape[1 if call.arguments.get("layout") == "channels_first" else axis]
+    channels = shape[1 if call.is_channels_first else axis]
     return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine", default=affine))
 
 
@@ -126,23 +120,8 @@ def _pool(call: Call, count: int, *, average: bool) -> Cost:
     shape, kernel = call.shape(), call.numbers("kernel", count)
     if len(shape) <= count:
         raise UncountableError
-    sizes = _pooled_sizes(call, shape[-count:], kernel)
+    sizes = output_sizes(call, shape[-count:], kernel)
     return _pooled(call, math.prod(shape[:-count]) * math.prod(sizes), math.prod(kernel), average=average)
-
-
-def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
-    """Return the output sizes, from https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html."""
-    stride = call.numbers("stride", len(kernel), 1)
-    padding, dilation = call.numbers("padding", len(kernel), 0), call.numbers("dilation", len(kernel), 1)
-    pooled = []
-    for size, length, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
-        room = size + 2 * pad - wide * (length - 1) - 1
-        steps = room // step
-        if call.flag("ceil", default=False):
-            steps = -(-room // step)
-            steps -= steps * step >= size + pad  # PyTorch drops a window that starts in the right padding
-        pooled.append(steps + 1)
-    return tuple(pooled)
 
 
 def _adaptive(call: Call, count: int, *, average: bool) -> Cost:
@@ -157,22 +136,17 @@ def _adaptive(call: Call, count: int, *, average: bool) -> Cost:
 
 
 def _keras_pool(call: Call, count: int, *, average: bool) -> Cost:
-    shape, kernel = call.shape(), call.numbers("kernel", count, 2)
-    if len(shape) != count + 2:
+    batch, channels, sizes = call.spatial(count)
+    kernel = call.numbers("kernel", count, 2)
+    if "stride" not in call.arguments:
         raise UncountableError
-    first = call.arguments.get("layout") == "channels_first"
-    sizes, others = (shape[2:], shape[:2]) if first else (shape[1:-1], (shape[0], shape[-1]))
-    stride, same = call.numbers("stride", count), call.arguments.get("padding") == "same"
-    positions = math.prod(
-        -(-size // step) if same else (size - length) // step + 1
-        for size, length, step in zip(sizes, kernel, stride, strict=True)
-    )
-    return _pooled(call, math.prod(others) * positions, math.prod(kernel), average=average)
+    positions = batch * channels * math.prod(output_sizes(call, sizes, kernel))
+    return _pooled(call, positions, math.prod(kernel), average=average)
 
 
 def _global_pool(call: Call, *, average: bool) -> Cost:
     shape = call.shape()
-    positions = shape[0] * shape[1 if call.arguments.get("layout") == "channels_first" else -1]
+    positions = shape[0] * shape[1 if call.is_channels_first else -1]
     return _pooled(call, positions, call.count() // max(positions, 1), average=average)
 
 
@@ -181,7 +155,7 @@ def _global_pool(call: Call, *, average: bool) -> Cost:
 
 def _loss(call: Call, forward: int, backward: int) -> Cost:
     """Count FLOPs per input element, plus one for the reduction."""
-    count, inputs = call.count(), sum(map(call.bytes_of, range(len(call.tensors))))
+    count, inputs = call.count(), call.all_bytes
     reduced = call.arguments.get("reduction", "mean") != "none"
     outputs = 1 if reduced else call.count(min(1, len(call.tensors) - 1))
     flops, size = count * (forward + reduced), call.item
@@ -199,11 +173,11 @@ _LOSSES: Final = {
 def _sum_of_inputs(call: Call) -> Cost:
     """Count one FLOP per element and input after the first, as in Keras's Add."""
     flops = max(0, len(call.tensors) - 1) * call.count()
-    return Cost(flops, sum(map(call.bytes_of, range(len(call.tensors)))), call.bytes_of())
+    return Cost(flops, call.all_bytes, call.bytes_of())
 
 
 def _concatenated(call: Call) -> Cost:
-    size = sum(map(call.bytes_of, range(len(call.tensors))))
+    size = call.all_bytes
     return Cost(0, size, size)
 
 
@@ -233,7 +207,7 @@ def _elementwise(call: Call) -> Cost:
     """Count one FLOP per element of the broadcast shape of the inputs."""
     call.shape()
     count = math.prod(broadcast(*map(call.shape, range(len(call.tensors)))))
-    inputs = sum(map(call.bytes_of, range(len(call.tensors))))
+    inputs = call.all_bytes
     return Cost(count, inputs, count * call.item, to_inputs=count, needs_inputs=True)
 
 

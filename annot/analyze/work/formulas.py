@@ -1,11 +1,8 @@
-"""The formulas of layers by class.
+"""Formulas of all layers and operations of PyTorch and Keras by name, and the cost of a parsed label.
 
-Cost of layers that only Keras has. The layout is channels last unless the argument `layout` differs.
-
-Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. FLOPs outside matrix
-multiplications are counted as in `annot.analyze.work.elementwise`. Random numbers are free.
-
-Formulas of all layers and operations of PyTorch and Keras, by name, and the cost of a parsed label.
+The formulas here are those of layers that only Keras has. Their layout is channels last unless the argument `layout`
+differs. Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. FLOPs outside
+matrix multiplications are counted as in `annot.analyze.work.elementwise`. Random numbers are free.
 """
 
 from __future__ import annotations
@@ -16,13 +13,13 @@ from functools import cache, partial
 from typing import Final
 
 from annot.analyze.work import elementwise, linear
-from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, Shape, UncountableError, Work
+from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, Shape, UncountableError, Work, output_sizes
 from annot.analyze.work.elementwise import UPDATES
-from annot.analyze.work.linear import output_sizes, product
+from annot.analyze.work.linear import product
 from annot.labels.tag import Tag, TensorSpec
 from annot.util.entry_points import loaded
 
-__all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
+__all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
 
 
 def _einsum(call: Call) -> Cost:
@@ -83,7 +80,7 @@ def _attention(call: Call) -> Cost:
         scaled = call.flag("scale")
         flops += (1 + scaled) * math.prod(query) * key[-2]
         params = query[-1] * scaled
-    inputs = sum(call.bytes_of(index) for index in range(len(call.tensors)))
+    inputs = call.all_bytes
     outputs = math.prod(query[:-1]) * value[-1] * call.item
     return Cost(flops, inputs, outputs, params * call.item, params, to_inputs=2 * flops, needs_inputs=True)
 
@@ -94,7 +91,7 @@ def _convolution_of_states(call: Call) -> Cost:
     shape, kernel = call.shape(), call.numbers("kernel", count)
     if len(shape) != count + 3:
         raise UncountableError
-    first = call.arguments.get("layout") == "channels_first"
+    first = call.is_channels_first
     channels, sizes = (shape[2], shape[3:]) if first else (shape[-1], shape[2:-1])
     positions, out = math.prod(output_sizes(call, sizes, kernel)), call.number("out")
     steps, window = shape[0] * shape[1] * positions, math.prod(kernel)
@@ -109,7 +106,7 @@ def _padded(call: Call) -> Cost:
     if not isinstance(more, tuple) or len(more) != 2 * (len(shape) - 2):
         raise UncountableError
     numbers = call.numbers("more", len(more))
-    first = call.arguments.get("layout") == "channels_first"
+    first = call.is_channels_first
     padding = [before + after for before, after in zip(numbers[::2], numbers[1::2], strict=True)]
     padding = [0, 0, *padding] if first else [0, *padding, 0]
     outputs = math.prod(size + extra for size, extra in zip(shape, padding, strict=True)) * call.item
@@ -156,7 +153,7 @@ def _bidirectional(call: Call) -> Cost:
 def _adaptive(call: Call, name: str) -> Cost:
     """Count PyTorch's layer `name`, applied to a channels-first shape."""
     (spec, *_), shape = call.tensors, call.shape()
-    if call.arguments.get("layout") != "channels_first":
+    if not call.is_channels_first:
         shape = (shape[0], shape[-1], *shape[1:-1])
     return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
 

@@ -1,8 +1,4 @@
-"""FLOPs and bytes of layers.
-
-Expected work of each layer of a profile, summed over its calls.
-
-Measured FLOPs of kernels and layers from hardware counters, compared with the expected FLOPs.
+"""Expected work of the layers of a profile, summed over their calls, and measured FLOPs from hardware counters.
 
 The counters of Nsight Compute, nvprof and CUPTI are:
 
@@ -22,7 +18,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import attributed_kernels
+from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities
 from annot.analyze.kernel_names import classify
 from annot.analyze.work.call import Cost
 from annot.analyze.work.formulas import cost, expected
@@ -36,16 +32,12 @@ from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
 __all__ = [
-    "IS_LAYER",
-    "WORK_COLUMNS",
     "by_text",
-    "explain",
     "kernel_flops",
     "layer_flops",
     "layer_work",
     "not_counted",
     "padded",
-    "tiles",
     "with_measured",
     "with_work",
 ]
@@ -53,12 +45,12 @@ __all__ = [
 _PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
-WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+_WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
 }  # fmt: skip
 """Columns that `layer_work` adds to a layer."""
 
-IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+_IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
 """Whether a row of `annot.attribution.by_layer` is a layer or an optimizer step."""
 
 _MOST: Final = 2**63 - 1
@@ -96,14 +88,14 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         module, phase, flops (a multiply-add counts as 2), bytes_read, bytes_written, params, counted (Boolean; false:
         the class is unknown or its labels are incomplete, and the work is null).
     """
-    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*KEY, *WORK_COLUMNS, "counted")
+    return with_work(by_layer(attribution).filter(_IS_LAYER), attribution).select(*KEY, *_WORK_COLUMNS, "counted")
 
 
 def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
     works = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
-    return rows.hstack(pl.DataFrame(works, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
+    return rows.hstack(pl.DataFrame(works, schema={**_WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
 def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
@@ -150,7 +142,7 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
 
 
 def _is_layer(tag: Tag) -> bool:
-    """Return whether a range belongs to a row for which `IS_LAYER` is true."""
+    """Return whether a range belongs to a row for which `_IS_LAYER` is true."""
     if tag.phase == "optimizer":
         return bool(tag.module and not tag.layer)
     return tag.phase in _PHASES and bool(tag.layer or tag.module)
@@ -226,9 +218,8 @@ def by_work(attribution: Attribution) -> pl.DataFrame:
         `annot.attribution.by_layer`; flops, bytes_read, bytes_written, params, counted from `layer_work`; bytes (read
         and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
     """
-    rows = with_work(by_layer(attribution).filter(IS_LAYER), attribution)
-    on_devices = any((attribution.nodes[name] > 0).any() for name in ("kernels", "copies"))
-    time = pl.col("gpu_self_ns" if on_devices else "host_self_ns")
+    rows = with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
+    time = pl.col("gpu_self_ns" if has_gpu_activities(attribution) else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
     return rows.select(
         "layer", "module", "phase", "calls", *_TIMES, "flops", _MOVED, "bytes_read", "bytes_written", "params",

@@ -1,21 +1,13 @@
-"""FLOPs and bytes of matrix multiplications, convolutions and recurrent layers.
-
-Cost of matrix multiplications: convolutions, linear and bilinear layers.
+"""Cost of matrix multiplications: linear layers, convolutions, embeddings, recurrent layers and attention.
 
 FLOPs exclude the bias, as in `torch.utils.flop_counter`, because its addition is fused into the GEMM. The gradient of
-the inputs and the gradient of the weights each cost as many FLOPs as the forward.
+the inputs and the gradient of the weights each cost as many FLOPs as the forward. Recurrent layers and attention count
+matrix multiplications only: gates and softmax add only a few FLOPs per element.
 
 Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the counts
-agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``).
-
-Cost of sequence layers: embeddings, recurrent layers and cells, attention.
-
-Recurrent layers and attention count matrix multiplications only, as `torch.utils.flop_counter` does. Gates and softmax
-add only a few FLOPs per element.
-
-Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/. A step of an
-LSTM cell with equal input and state widths costs 16 · hidden² FLOPs per sample: four gates with two matrix-vector
-products of hidden² multiply-adds each. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
+agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``). A step of an LSTM cell with
+equal input and state widths costs 16 · hidden² FLOPs per sample: four gates with two matrix-vector products of hidden²
+multiply-adds each. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
 """
 
 from __future__ import annotations
@@ -25,9 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast, item_size
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast, item_size, output_sizes
 
-__all__ = ["LINEAR_LAYERS", "LINEAR_OPERATIONS", "SEQUENCE_LAYERS", "SEQUENCE_OPERATIONS", "output_sizes", "product"]
+__all__ = ["LINEAR_LAYERS", "LINEAR_OPERATIONS", "SEQUENCE_LAYERS", "SEQUENCE_OPERATIONS", "product"]
 
 
 def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
@@ -59,7 +51,8 @@ def _bilinear(call: Call) -> Cost:
 
 def _convolution(call: Call, *, depthwise: bool = False) -> Cost:
     """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds; depthwise, filters per channel."""
-    (batch, channels, sizes), kernel = _spatial(call), _kernel(call)
+    kernel = _kernel(call)
+    batch, channels, sizes = call.spatial(len(kernel))
     out = channels * call.number("multiplier", 1) if depthwise else call.number("out")
     groups = channels if depthwise else call.number("groups", 1)
     outputs, inner = batch * math.prod(output_sizes(call, sizes, kernel)), channels // groups * math.prod(kernel)
@@ -71,8 +64,8 @@ def _convolution(call: Call, *, depthwise: bool = False) -> Cost:
 
 def _transposed(call: Call) -> Cost:
     """Count ``N · in · prod(input) · out / groups · prod(kernel)`` multiply-adds: the gradient of a convolution."""
-    batch, channels, sizes = _spatial(call)
     out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
+    batch, channels, sizes = call.spatial(len(kernel))
     stride, padding = call.numbers("stride", len(kernel), 1), call.numbers("padding", len(kernel), 0)
     dilation, more = call.numbers("dilation", len(kernel), 1), call.numbers("output_padding", len(kernel), 0)
     positions = math.prod(
@@ -94,40 +87,13 @@ def _kernel(call: Call) -> Shape:
     return call.numbers("kernel", len(value) if isinstance(value, tuple) else dimensions)
 
 
-def _spatial(call: Call) -> tuple[int, int, Shape]:
-    """Return batch, channels and spatial sizes of an input.
-
-    In PyTorch the batch dimension is optional. Keras's classes, such as Conv2D, are channels last by default.
-    """
-    shape, count = call.shape(), len(_kernel(call))
-    in_keras = any(f"{number}D" in call.name for number in "123")
-    if len(shape) not in (count + 2, count + 1 + in_keras):
-        raise UncountableError
-    if in_keras and call.arguments.get("layout") != "channels_first":
-        return shape[0], shape[-1], shape[1:-1]
-    return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
-
-
-def output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
-    """Return the spatial output sizes of a convolution. PyTorch and Keras define ``same`` and ``valid`` alike."""
-    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
-    padding = call.arguments.get("padding", 0)
-    if padding in ("same", "causal"):
-        return tuple(-(-size // step) for size, step in zip(sizes, stride, strict=True))
-    pads = (0,) * len(kernel) if padding == "valid" else call.numbers("padding", len(kernel), 0)
-    return tuple(
-        (size + 2 * pad - wide * (length - 1) - 1) // step + 1
-        for size, pad, wide, length, step in zip(sizes, pads, dilation, kernel, stride, strict=True)
-    )
-
-
 # ------------------------------------------------------------------ Keras
 
 
 def _separable(call: Call) -> Cost:
     """Count a depthwise convolution without bias, then a pointwise convolution."""
     kernel = _kernel(call)
-    batch, channels, sizes = _spatial(call)
+    batch, channels, sizes = call.spatial(len(kernel))
     positions = batch * math.prod(output_sizes(call, sizes, kernel))
     middle, out = channels * call.number("multiplier", 1), call.number("out")
     depth, point = middle * math.prod(kernel), middle * out
@@ -137,7 +103,7 @@ def _separable(call: Call) -> Cost:
 
 def _keras_transposed(call: Call) -> Cost:
     kernel = _kernel(call)
-    batch, channels, sizes = _spatial(call)
+    batch, channels, sizes = call.spatial(len(kernel))
     stride, out = call.numbers("stride", len(kernel), 1), call.number("out")
     same = call.arguments.get("padding") == "same"
     positions = math.prod(

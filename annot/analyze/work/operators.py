@@ -1,11 +1,8 @@
-"""FLOPs and bytes of operators.
+"""Work of PyTorch's operators (``aten::…``), and of layers from the operators that run in them.
 
-Work of PyTorch's operators (``aten::…``), forward and backward, from the inputs in a trace of torch.profiler.
-
-The formulas are those of the layers: an operator becomes the call of the layer that it implements. A backward operator
-computes the gradients of that layer; its ``output_mask`` names them.
-
-Work of the layers of a trace of torch.profiler, from the operators that run in them.
+The inputs of operators are those in a trace of torch.profiler. The formulas are those of the layers: an operator
+becomes the call of the layer that it implements. A backward operator computes the gradients of that layer; its
+``output_mask`` names them.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from annot.labels.tag import Tag, TensorSpec, Value, parse
 from annot.read.kineto.operator_calls import EXPERTS, VIEWS
 
 __all__ = [
-    "FREE",
     "REDUCTIONS",
     "Calls",
     "Mixture",
