@@ -186,7 +186,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         attribution: the attribution of the run.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> summarize(attribute(Profile.build({})))["ranges"]
         0
