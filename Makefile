@@ -37,7 +37,7 @@ help:
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
-	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
+	@echo "make mutants   small changes of annot that no test notices (half an hour; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
 	@echo "make outputs-compare  the outputs in BEFORE=folder and those in build/outputs (OUT=folder), number by number"
 	@echo "make clean     remove $(VENV) and all build outputs"
@@ -67,6 +67,7 @@ test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
 	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
+	$(MAKE) mutants
 
 # One combination after the other: each release is downloaded, and removed after its run. CI downloads none of them:
 # `make test-rest` runs the same smoke test with the PyTorch of .venv, with and without the C extensions.
@@ -83,9 +84,9 @@ bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
 
 # Mutants live in processes of their own; no file changes. MUTANTS has modules and options (see --help).
-MUTANTS ?= --sample 40
+MUTANTS ?= --sample 200
 mutants: $(VENV)/.dev
-	$(BIN)/python tests/support/mutants.py $(MUTANTS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/mutants.py --jobs $$(nproc) $(MUTANTS)
 
 # Before and after a change that must not change results: `make outputs OUT=build/before`, then `make outputs` and
 # `make outputs-compare BEFORE=build/before`. OUTPUTS has options, such as OUTPUTS="--only kernel --words".

@@ -21,6 +21,7 @@ _EQUIVALENT: Final = (
     ("annot/attribution/nesting.py", r"if order\.is_sorted.*", "1 becomes 0", "only the copy is saved, or no column"),
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
     ("annot/attribution/ingest.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
+    ("annot/labels/name_scopes.py", r"length, begin = .*", "0 becomes -?1", "no marked scope, whatever its place"),
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
     ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
     ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),

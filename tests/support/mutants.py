@@ -48,12 +48,13 @@ class Room:
 
 
 _ADVICE: Final = ("advice", "advice_cpu", "operator_advice", "advice_evidence", "planted")
+_VERDICT: Final = ("verdict", "ranks_verdict", "operator_advice")
 ROOMS: Final = (
     Room(
         "annot/labels", ("tests/labels", "tests/attribution/test_name_scopes.py", "tests/attribution/test_updates.py")
     ),
     Room("annot/attribution", ("tests/attribution", "tests/analyze/test_slices.py", "tests/analyze/test_step_time.py")),
-    Room("annot/analyze/verdict.py", ("tests/analyze/test_verdict.py", "tests/analyze/test_operator_advice.py")),
+    Room("annot/analyze/verdict.py", tuple(f"tests/analyze/test_{name}.py" for name in _VERDICT)),
     Room("annot/analyze/advice", tuple(f"tests/analyze/test_{name}.py" for name in _ADVICE)),
     Room("annot/report/units.py", ("tests/report/test_units.py",)),
     Room("annot/read", ("tests/read",), guards=True),
