@@ -55,8 +55,8 @@ test: $(VENV)/.dev $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with three times as many; ten times with
-# FUZZ=1.
+# All tests that `make test` leaves out, and mutants. Tests with random inputs run again, with three times as many; ten
+# times with FUZZ=1.
 FUZZ ?= 0.3
 MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
