@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import math
 import multiprocessing
 import os
 import pickle
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final
@@ -34,7 +36,7 @@ __all__ = ["ROOT", "Block", "Processes", "Test", "measure", "run_with_mutant"]
 ROOT: Final = Path(__file__).parents[2]
 Block = tuple[str, int]
 """Name of a module, and the line of a block of it."""
-_PRELOADED: Final = ("hypothesis", "numpy", "polars", "pytest", "_pytest.assertion.rewrite", "doctest", "xdist.plugin")
+_PRELOADED: Final = ("hypothesis", "numpy", "polars", "pytest")
 _MEMORY: Final = 32 << 30
 """Address space of a process (bytes): a loop that grows a list fails before the machine is full."""
 _FIRST: Final = 10
@@ -173,6 +175,7 @@ class Processes:
         self._folder = folder
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_PRELOADED))
+        self._running: set[BaseProcess] = set()
 
     def run(self, seconds: float | None, function: Callable[..., int], *arguments: object) -> tuple[int, str]:
         """Run a function.
@@ -188,15 +191,28 @@ class Processes:
         handle, output = tempfile.mkstemp(dir=self._folder)
         os.close(handle)
         process = self._context.Process(target=_alone, args=(output, seconds, function, *arguments))
+        process.start()
+        self._running.add(process)
         try:
-            process.start()
             process.join(seconds and 10 * seconds)
             status = process.exitcode
         finally:
-            process.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid or 0, signal.SIGKILL)
+            _end(process)
+            self._running.discard(process)
         return -signal.SIGKILL if status is None else status, Path(output).read_text(errors="replace")
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in list(self._running):
+            _end(process)
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process and what it started."""
+    process.kill()
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _alone(output: str, seconds: float | None, function: Callable[..., int], *arguments: object) -> None:
@@ -210,10 +226,10 @@ def _alone(output: str, seconds: float | None, function: Callable[..., int], *ar
         os.dup2(file.fileno(), 2)
     _limit(resource.RLIMIT_AS, _MEMORY)
     if seconds is not None:
-        _limit(resource.RLIMIT_CPU, round(seconds))
-    # Hypothesis reports the first failure as it is, and stores none.
+        _limit(resource.RLIMIT_CPU, math.ceil(seconds))
+    # Hypothesis reports the first failure as it is, stores none, and takes no slow example for one.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True)
+    hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True, deadline=None)
     hypothesis.settings.load_profile("mutants")
     status = 1
     try:

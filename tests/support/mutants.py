@@ -15,6 +15,7 @@ import ast
 import os
 import pickle
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -130,6 +131,10 @@ class Runner:
         print(f"{result:8} {time.monotonic() - began:6.1f} s  {mutant} ({len(names)} tests)", flush=True)
         return not status
 
+    def close(self) -> None:
+        """End all processes."""
+        self._processes.close()
+
 
 def _executing(mutant: Mutant, tests: Mapping[str, Test]) -> list[str]:
     """The tests that execute the block of a mutant, or outside of functions those that execute any of the module."""
@@ -164,7 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             list(pool.map(runner.measure, dict.fromkeys(mutant.room for mutant in chosen)))
             survivors = [m for m, survives in zip(chosen, pool.map(runner.survives, chosen), strict=True) if survives]
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.close()
     return _report(chosen, survivors, options.least)
 
 
@@ -182,4 +188,5 @@ def _report(chosen: Sequence[Mutant], survivors: Sequence[Mutant], least: float)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the processes of mutants, too
     sys.exit(main())
