@@ -37,7 +37,7 @@ help:
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
-	@echo "make mutants   small changes of annot that no test notices (half an hour; MUTANTS=\"annot/labels --sample 100\")"
+	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
 	@echo "make outputs-compare  the outputs in BEFORE=folder and those in build/outputs (OUT=folder), number by number"
 	@echo "make clean     remove $(VENV) and all build outputs"

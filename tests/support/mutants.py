@@ -125,7 +125,7 @@ class Runner:
         began = time.monotonic()
         tests = self._tests[mutant.room]
         names = sorted(_executing(mutant, tests), key=lambda name: tests[name].seconds)
-        limit = 20 + 4 * sum(tests[name].seconds for name in names)
+        limit = 5 + 3 * sum(tests[name].seconds for name in names)
         status, _ = self._processes.run(limit, run_with_mutant, _name(mutant.path), mutant.number, names)
         result = "killed" if status else "survived"
         print(f"{result:8} {time.monotonic() - began:6.1f} s  {mutant} ({len(names)} tests)", flush=True)
