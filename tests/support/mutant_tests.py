@@ -104,6 +104,7 @@ class _Plugin:
     def __init__(self, modules: Sequence[str], executed: set[Block], chosen: Sequence[str] = ()) -> None:
         self.tests: dict[str, Test] = {}
         self._modules, self._executed = modules, executed
+        self._imported: frozenset[Block] = frozenset()
         self._order = {test: place for place, test in enumerate(chosen)}
 
     def pytest_collection(self) -> None:
@@ -116,12 +117,15 @@ class _Plugin:
             chosen = [item for item in items if item.nodeid in self._order]
             items[:] = sorted(chosen, key=lambda item: self._order[item.nodeid])
 
+    def pytest_collection_finish(self) -> None:
+        self._imported = frozenset(self._executed)  # what runs on import is part of each test
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._executed.clear()
         began = _cpu_seconds()
         result = yield
-        self.tests[item.nodeid] = Test(_cpu_seconds() - began, frozenset(self._executed))
+        self.tests[item.nodeid] = Test(_cpu_seconds() - began, self._imported | self._executed)
         return result
 
 
