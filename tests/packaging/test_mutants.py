@@ -91,16 +91,16 @@ def test_a_mutation_is_in_the_block_that_its_line_runs_in() -> None:
         "5 becomes 4": 0, "5 becomes 6": 0, "> becomes >=": 2, "10 becomes 9": 2, "10 becomes 11": 2,
         "20 becomes 19": 4, "20 becomes 21": 4, "30 becomes 29": 7, "30 becomes 31": 7, "returns None": 2,
     }  # fmt: skip
-    executed: list[int] = []
+    executed: list[tuple[str, int]] = []
     names: dict[str, Any] = {NOTE: executed.append}
-    note_blocks(tree)
+    note_blocks(tree, "m")
     exec(compile(tree, "blocks.py", "exec"), names)
     assert executed == []
     assert names["f"].__doc__ == "Text."
     assert names["f"](11) == 20
-    assert executed == [2, 4]
+    assert executed == [("m", 2), ("m", 4)]
     assert names["f"](10) == 30
-    assert executed == [2, 4, 2, 7]
+    assert executed == [("m", 2), ("m", 4), ("m", 2), ("m", 7)]
 
 
 @pytest.mark.slow

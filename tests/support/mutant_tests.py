@@ -35,7 +35,7 @@ __all__ = ["ROOT", "Block", "Processes", "Test", "measure", "run_with_mutant"]
 
 ROOT: Final = Path(__file__).parents[2]
 Block = tuple[str, int]
-"""Name of a module, and the line of a block of it."""
+"""Name of a module, and the name of a block of it: the line of its first statement."""
 _PRELOADED: Final = ("hypothesis", "numpy", "polars", "pytest")
 _MEMORY: Final = 32 << 30
 """Address space of a process (bytes): a loop that grows a list fails before the machine is full."""
@@ -54,9 +54,9 @@ class Test:
 class _Loader(SourceFileLoader):
     """Loader that changes the tree of a module."""
 
-    def __init__(self, name: str, path: str, change: Callable[[ast.Module], None], note: Callable[[int], None]) -> None:
+    def __init__(self, name: str, path: str, change: Callable[[ast.Module], None], executed: set[Block]) -> None:
         super().__init__(name, path)
-        self._change, self._note = change, note
+        self._change, self._executed = change, executed
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -65,7 +65,7 @@ class _Loader(SourceFileLoader):
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        setattr(module, NOTE, self._note)
+        setattr(module, NOTE, self._executed.add)
         super().exec_module(module)
 
 
@@ -85,11 +85,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in self._changes else None
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin, self._changes[fullname], partial(self._add, fullname))
+            spec.loader = _Loader(fullname, spec.origin, self._changes[fullname], self._executed)
         return spec
-
-    def _add(self, module: str, line: int) -> None:
-        self._executed.add((module, line))
 
 
 class _Plugin:
@@ -142,7 +139,7 @@ def measure(modules: Sequence[str], paths: Sequence[str], results: Path) -> int:
         The exit status of pytest.
     """
     executed: set[Block] = set()
-    sys.meta_path.insert(0, _Finder(dict.fromkeys(modules, note_blocks), executed))
+    sys.meta_path.insert(0, _Finder({name: partial(note_blocks, module=name) for name in modules}, executed))
     plugin = _Plugin(modules, executed)
     status = _pytest(paths, plugin)
     results.write_bytes(pickle.dumps(plugin.tests))

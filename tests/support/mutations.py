@@ -69,11 +69,11 @@ def mutations(tree: ast.Module) -> list[Mutation]:
     return [*_below(tree, guards=False, block=0)]
 
 
-def note_blocks(tree: ast.Module) -> None:
-    """Call the function `NOTE` with the line of each block of a function at its beginning."""
+def note_blocks(tree: ast.Module, module: str) -> None:
+    """Call the function `NOTE` at the beginning of each block of functions, with the names of module and block."""
     blocks = [body for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) for body in _blocks(node)]
     for block in {id(block): block for block in blocks}.values():
-        call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(block[0].lineno)], [])
+        call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant((module, block[0].lineno))], [])
         first = block[0]
         is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
         block.insert(int(is_text), ast.copy_location(ast.Expr(call), first))
