@@ -73,8 +73,9 @@ def note_blocks(tree: ast.Module, module: str) -> None:
     """Call the function `NOTE` at the beginning of each block of functions, with the names of module and block."""
     blocks = [body for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) for body in _blocks(node)]
     for block in {id(block): block for block in blocks}.values():
-        call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant((module, block[0].lineno))], [])
         first = block[0]
+        name = ast.Tuple([ast.Constant(module), ast.Constant(first.lineno)], ast.Load())
+        call = ast.Call(ast.Name(NOTE, ast.Load()), [name], [])
         is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
         block.insert(int(is_text), ast.copy_location(ast.Expr(call), first))
     ast.fix_missing_locations(tree)
