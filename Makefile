@@ -60,8 +60,8 @@ test: $(VENV)/.dev $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with three times as many; ten times with
-# FUZZ=1.
+# All tests that `make test` leaves out, and mutants. Tests with random inputs run again, with three times as many; ten
+# times with FUZZ=1.
 FUZZ ?= 0.3
 MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
@@ -71,6 +71,7 @@ test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
 	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
+	$(MAKE) mutants
 
 # One combination after the other: each release is downloaded, and removed after its run. CI downloads none of them:
 # `make test-rest` runs the same smoke test with the PyTorch of .venv, with and without the C extensions.
@@ -97,9 +98,9 @@ bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
 
 # Mutants live in processes of their own; no file changes. MUTANTS has modules and options (see --help).
-MUTANTS ?= --sample 40
+MUTANTS ?= --sample 200
 mutants: $(VENV)/.dev
-	$(BIN)/python tests/support/mutants.py $(MUTANTS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/mutants.py --jobs $$(nproc) $(MUTANTS)
 
 # Before and after a change that must not change results: `make outputs OUT=build/before`, then `make outputs` and
 # `make outputs-compare BEFORE=build/before`. OUTPUTS has options, such as OUTPUTS="--only kernel --words".

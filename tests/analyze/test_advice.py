@@ -58,7 +58,7 @@ class Run:
     optimizer: int = 0
     """Kernels of the optimizer in each step, of 1 µs."""
     devices: tuple[int, ...] = (0,)
-    slow: int = 1
+    slow: float = 1
     """How many times as long kernels run on the last device."""
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Run:
                 at += self.gap
                 length += self.slower * (step % 2)
                 self._launch(rows, begin, at, name, length)
-                at += length * self.slow
+                at += round(length * self.slow)
             rows.range(self.text, (begin + 1) * US, (at - 1) * US)
             layer_end = at
             for _ in range(self.optimizer):
@@ -116,7 +116,7 @@ class Run:
     def _launch(self, rows: Rows, begin: int, at: int, name: str, length: int) -> None:
         called = at - 4 if self.gap > 1000 else begin + 3  # a launched kernel starts soon on an idle device
         for device in self.devices:
-            longer = length * (self.slow if device == self.devices[-1] else 1)
+            longer = round(length * (self.slow if device == self.devices[-1] else 1))
             rows.kernel(called * US, (at * US, (at + longer) * US), name=name, device=device)
 
 
@@ -398,6 +398,8 @@ ALONE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int
         ("short_kernels", Run([(TENSOR, 9)] * 11), Run([(TENSOR, 10)] * 11)),
         ("short_kernels", Run([(TENSOR, 8)] * 25 + [(SINGLE, 1798)]), Run([(TENSOR, 8)] * 25 + [(SINGLE, 1799)])),
         ("optimizer", Run(optimizer=200), Run(optimizer=199)),
+        ("stragglers", *(Run([(TENSOR, 500)], devices=(0, 1, 2), slow=slow) for slow in (1.2, 1.198))),
+        ("synchronous_copies", *(Run(gap=100, calls=[("cudaStreamSynchronize_v3020", us)]) for us in (67, 66))),
         ("optimizer", Run([(TENSOR, 6788)], optimizer=210), Run([(TENSOR, 6789)], optimizer=210)),
     ],
 )  # fmt: skip
@@ -620,3 +622,10 @@ def test_graphs_that_were_traced_as_a_whole_need_another_recording() -> None:
     said = {one.rule: one for one in advise(attribute(replace(lost, kernels=graphs)))}["coverage"]
     assert "--cuda-graph-trace=node" in said.code
     assert "traced as a whole" in said.evidence
+
+
+@pytest.mark.parametrize(("outside", "advised"), [(30, True), (29, False)])
+def test_coverage_needs_three_tenths_of_the_gpu_time_outside_ranges(outside: int, advised: bool) -> None:
+    rows = Rows().kernel(10, (20, 20 + outside)).range("net.a Linear [8,8]f32 |fwd", 1000, 1100)
+    said = advise(attribute(rows.kernel(1010, (1020, 1120 - outside)).build()))
+    assert ("coverage" in {advice.rule for advice in said}) == advised

@@ -21,7 +21,8 @@ WAIT = "Collective all_reduce.wait@default_pg:2 |coll"
 
 def _profile(
     forward: int = 500_000, *, text: str = "fc Linear [64,1024]f32 out=64 |fwd", calls: int = 1, data: int = 0,
-    wait: int = 0, rest: int = 0, adam: int = 0, fused: bool = False, cpu: dict[str, Any] | None = None, slow: int = 1,
+    wait: int = 0, rest: int = 0, adam: int = 0, fused: bool = False, cpu: dict[str, Any] | None = None,
+    slow: float = 1,
 ) -> Profile:  # fmt: skip
     """Four steps of each of two processes, of which the second computes `slow` times as long. Times are in ns."""
     rows = Rows()
@@ -31,7 +32,7 @@ def _profile(
             rows.range("Data |data", at, at + data, process)
             begin, at = at + data, at + data
             for _ in range(calls):
-                rows.range(text, at, at + forward // calls * (slow if process == 2 else 1), process)
+                rows.range(text, at, at + round(forward // calls * (slow if process == 2 else 1)), process)
                 at = rows.ranges[-1]["end"]
             rows.range("Backward |bwd", at, at + 1000 + wait, process).range(WAIT, at + 1000, at + 1000 + wait, process)
             at += 1000 + wait
@@ -91,6 +92,38 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
         check_commands(advice)
     assert 0 < speaks[rule].saves <= 1
     assert rule not in silent
+
+
+FEW, RELU, DOUBLE = {"threads": 1, "cores": 4}, "act ReLU [64,1024]f32 |fwd", "fc Linear [64,1024]f64 out=64 |fwd"
+
+
+@pytest.mark.parametrize(
+    ("rule", "at", "below"),
+    [
+        # Each backward pass takes 1,000 ns.
+        ("threads", _profile(199_000, rest=800_000, cpu=FEW), _profile(198_000, rest=801_000, cpu=FEW)),
+        ("small_layers", _profile(200_000, calls=10), _profile(200_000, calls=9)),
+        ("small_layers", _profile(250_000, calls=20, rest=1_000_000), _profile(247_000, calls=20, rest=1_002_000)),
+        ("small_layers", _profile(299_990, calls=10), _profile(300_000, calls=10)),
+        ("double_precision", _profile(100_000, text=DOUBLE, rest=899_000), _profile(99_000, text=DOUBLE, rest=900_000)),
+        ("own_code", _attention(200_000), _attention(199_000)),
+        ("fusion", _profile(100_000, text=RELU, rest=899_000), _profile(99_000, text=RELU, rest=900_000)),
+        ("fusion", _profile(30_000, text=RELU), _profile(29_999, text=RELU)),
+        ("optimizer", _profile(499_000, adam=30_000, rest=470_000), _profile(499_000, adam=29_000, rest=471_000)),
+        ("outside_phases", _profile(799_000, rest=200_000), _profile(800_000, rest=199_000)),
+        # The second process computes for 601,200 ns or 601,100 ns in each step, the first one for 501,000 ns.
+        ("stragglers", _profile(500_000, slow=1.2004), _profile(500_000, slow=1.2002)),
+    ],
+)  # fmt: skip
+def test_rules_speak_from_their_threshold_on(rule: str, at: Profile, below: Profile) -> None:
+    assert rule in _said(at)
+    assert rule not in _said(below)
+
+
+def test_code_of_other_layers_is_in_the_evidence_of_fusion_from_5_percent_on() -> None:
+    text = "qkv LayerNorm [64,1024]f32 |fwd"
+    assert ", and 5% in the forward methods" in _said(_attention(50_000, text=text))["fusion"].evidence
+    assert "in the forward methods" not in _said(_attention(49_000, text=text))["fusion"].evidence
 
 
 def test_every_rule_has_a_case() -> None:

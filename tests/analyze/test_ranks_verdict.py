@@ -93,3 +93,33 @@ def test_devices() -> None:
     cpu = replace(ONE, gpus=0, device="AMD EPYC")
     assert " of 2 ranks on AMD EPYC: " in _of(cpu, cpu)
     assert " of 2 ranks: " in _of(cpu, ONE)
+
+
+def test_a_wait_is_named_from_1_percent_of_the_step_on() -> None:
+    def wait(share: float) -> str:
+        others = replace(ONE, ns=1000.0, waiting=share)
+        return _of(others, others, replace(ONE, ns=1100.0, waiting=0.0))
+
+    assert wait(0.01).endswith("rank 2 is the slowest by 11%, and the others wait 1% of the step for it in all_reduce.")
+    assert wait(0.009).endswith("rank 2 is the slowest by 11%.")
+
+
+def test_exposed_communication_of_equal_ranks_is_named_from_5_percent_on() -> None:
+    at, below = (replace(ONE, waiting=share) for share in (0.05, 0.049))
+    assert _of(at, at).endswith("and 5% exposed communication, mostly in all_reduce.")
+    assert _of(below, below).endswith("no rank is more than 5% slower than the others.")
+
+
+def test_a_rank_that_takes_twice_the_time_is_slower_by_a_factor() -> None:
+    assert "rank 1 is slower than the others by a factor of 2.0" in _of(ONE, replace(ONE, ns=2 * ONE.ns))
+    assert "rank 1 is the slowest by 99%" in _of(ONE, replace(ONE, ns=1.99 * ONE.ns))
+
+
+def test_the_first_of_equally_slow_ranks_is_named() -> None:
+    late = replace(ONE, ns=1.5 * ONE.ns)
+    assert "rank 1 is the slowest by 50%" in _of(ONE, late, late, ONE, ONE)
+
+
+def test_one_rank_without_steps_makes_the_sentence_one_about_the_run() -> None:
+    assert _of(ONE, replace(ONE, stepped=False)).startswith("Run 2.00 ms")
+    assert _of(ONE, ONE).startswith("Step 2.00 ms")

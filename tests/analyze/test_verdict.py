@@ -314,3 +314,23 @@ def test_parts_and_layers_on_the_cpu_are_named_from_10_and_5_percent_on() -> Non
     assert "data" not in _on_cpu(("Data |data", 99), ("fc Linear |fwd", 901))
     assert "5% in fc Linear (forward)" in _on_cpu(("fc Linear |fwd", 50), ("Optimizer SGD |opt", 950))
     assert "fc Linear" not in _on_cpu(("fc Linear |fwd", 49), ("Optimizer SGD |opt", 951))
+
+
+def test_a_layer_with_more_than_half_of_the_work_has_most_of_it() -> None:
+    assert "the largest share in a Linear (10%)" in _of_steps(("a", ADD, 100), ("b", ADD, 100))
+    assert "most of it in a Linear (10%)" in _of_steps(("a", ADD, 101), ("b", ADD, 99))
+
+
+def test_a_cause_with_more_than_half_of_the_idle_time_is_named() -> None:
+    """Half of the time the GPU is idle: before the kernel waiting for data, and after it for its launch."""
+
+    def text(wait: int) -> str:
+        rows = Rows()
+        for zero in (0, 1000 * US, 2000 * US):
+            rows.range(f"Batch {zero // 1000 // US} |step", zero, zero + 1000 * US)
+            rows.range("Data |data", zero, zero + wait * US)
+            rows.kernel(zero + wait * US, (zero + 500 * US, zero + 1000 * US))
+        return _of(rows.build())
+
+    assert text(250).endswith(": the GPU idles 50%.")
+    assert "the GPU idles 50%, mostly waiting for data (25%)" in text(251)

@@ -33,6 +33,13 @@ def of_workers() -> Rows:
     return rows
 
 
+def of_layers_in_another_process() -> Rows:
+    rows = loop("read", "write", count=2)
+    for step in range(5):
+        rows.range("a Linear |fwd", 100 * step, 100 * step + 20, 200)
+    return rows
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -46,9 +53,13 @@ def of_workers() -> Rows:
             loop("a Linear |fwd", "b Linear |fwd"),
             f"only layers repeat, without a backward pass or an optimizer; {MARKS}",
         ),
+        (
+            of_layers_in_another_process(),
+            f"only layers repeat, without a backward pass or an optimizer; {MARKS}",
+        ),
         (of_workers(), "only processes that load data have ranges; --step-range 'NAME #' marks steps"),
     ],
-    ids=["no ranges", "no repetition", "short", "layers", "workers"],
+    ids=["no ranges", "no repetition", "short", "layers", "processes", "workers"],
 )
 def test_reasons(rows: Rows, reason: str) -> None:
     profile = rows.build(source="run")

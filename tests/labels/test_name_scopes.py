@@ -94,3 +94,9 @@ def test_deep_names_are_bounded() -> None:
     """Neither very long nor very deep names have very many levels."""
     assert len(operation("a/" * 10_000 + "b:C").scope) <= 32
     assert len(operation("jit(f)/" + "transpose(" * 3000 + ")" * 3000 + "/a/b").scope) <= 32
+
+
+def test_the_prefix_of_a_transfer_is_no_part_of_the_scope() -> None:
+    """Only the prefix goes: a layer may have such a name itself."""
+    assert operation("_send_my_recv_net/fc/Shape_0:_Send#from=,to=#").scope == ("my_recv_net", "fc")
+    assert operation("_recv_net/fc/Shape_0:_Recv#from=,to=#").scope == ("net", "fc")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import mutants
 import pytest
-from mutations import mutations
+from mutant_tests import Processes
+from mutations import NOTE, mutations, note_blocks
 
 UNITS = "annot/report/units.py"
 CODE = """
@@ -19,6 +25,15 @@ def f(a: int | None = 2, *, up: bool = True) -> int | None:
     b = min(a, 3) * 4 if a is not None and a >= LEAST else -a
     zip(a, b, strict=True)
     return b
+"""
+BLOCKS = """def f(a=5):
+    '''Text.'''
+    if a > 10:
+        '''Comment.'''
+        a = 20
+    else:
+        a = 30
+    return a
 """
 
 
@@ -69,13 +84,41 @@ def test_each_room_has_mutants_and_tests() -> None:
         assert all((root / path).exists() for path in room.tests)
 
 
+def test_a_mutation_is_in_the_block_that_its_line_runs_in() -> None:
+    """The line of its first statement names a block. A default of a parameter is in no block of the function."""
+    tree = ast.parse(BLOCKS)
+    assert {mutation.change: mutation.block for mutation in mutations(tree)} == {
+        "5 becomes 4": 0, "5 becomes 6": 0, "> becomes >=": 2, "10 becomes 9": 2, "10 becomes 11": 2,
+        "20 becomes 19": 4, "20 becomes 21": 4, "30 becomes 29": 7, "30 becomes 31": 7, "returns None": 2,
+    }  # fmt: skip
+    executed: list[tuple[str, int]] = []
+    names: dict[str, Any] = {NOTE: executed.append}
+    note_blocks(tree, "m")
+    exec(compile(tree, "blocks.py", "exec"), names)
+    assert executed == []
+    assert names["f"].__doc__ == "Text."
+    assert names["f"](11) == 20
+    assert executed == [("m", 2), ("m", 4)]
+    assert names["f"](10) == 30
+    assert executed == [("m", 2), ("m", 4), ("m", 2), ("m", 7)]
+
+
 @pytest.mark.slow
 def test_tests_of_units_kill_their_mutants(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tests of another room notice none of them."""
+    """The examples alone notice too few of them."""
     monkeypatch.chdir(Path(mutants.__file__).parents[2])
     assert mutants.main([UNITS, "--sample", "10", "--jobs", "2"]) == 0
-    assert capsys.readouterr().out.endswith("10 of 10 mutants killed\n")
-    monkeypatch.setattr(mutants, "ROOMS", (mutants.Room(UNITS, ("tests/labels/test_layer_path.py",)),))
-    monkeypatch.setattr(mutants.Mutant, "tests", property(lambda mutant: mutant.room.tests))
-    assert mutants.main([UNITS, "--sample", "2"]) == 2
-    assert capsys.readouterr().out.count(f"survived: {UNITS}:") == 2
+    assert "10 of 10 mutants killed: 100.0 %" in capsys.readouterr().out
+    monkeypatch.setattr(mutants, "ROOMS", (mutants.Room(UNITS, ()),))
+    assert mutants.main([UNITS, "--sample", "10"]) == 1
+    survivors = capsys.readouterr().out.count(f"survived: {UNITS}:")
+    assert survivors > 2
+
+
+@pytest.mark.slow
+def test_tests_that_never_end_or_end_their_process_fail(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    assert processes.run(None, subprocess.call, ["echo", "printed"]) == (0, "printed\n")
+    assert processes.run(None, os._exit, 3)[0] == 3
+    assert processes.run(1, re.fullmatch, "(?:a|a)*b", "a" * 60)[0] == -signal.SIGXCPU
+    assert processes.run(0.2, signal.pause)[0] == -signal.SIGKILL

@@ -1,36 +1,36 @@
 """Mutants: do tests fail when the code is wrong?
 
-    python tests/support/mutants.py [--sample N] [--seed S] [--jobs J] [FILE OR FOLDER ...]
+    python tests/support/mutants.py [--sample N] [--seed S] [--jobs J] [--least P] [FILE OR FOLDER ...]
 
-Each mutant is a module of annot with one small change (`mutations`). The tests of its room run with it until the first
-of them fails, and the mutants that no test notices are listed. A sample is the same for the same seed and sources.
-Mutants live in processes of their own: no file of the working tree changes.
+Each mutant is a module of annot with one small change (`mutations`). The tests of each room run once without a mutant,
+to note which blocks each test executes. With a mutant, the tests that execute its block run, the quickest first, until
+one fails. The mutants that no test notices are listed. A sample is the same for the same seed and sources; another
+seed draws another one (``--seed 1``).
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import os
+import pickle
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from equivalent_mutants import is_equivalent
-from mutations import MUTANT, mutations
+from mutant_tests import ROOT, Processes, Test, measure, run_with_mutant
+from mutations import mutations
 
 __all__ = ["main"]
-
-_ROOT: Final = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Room:
 
     Args:
         path: file or folder in annot.
-        tests: test files and folders. The examples of a module and the test file with its name run before them.
+        tests: test files and folders. The examples of the modules are tests, too.
         guards: whether only conditions of guards change, for modules that the fuzzers cover otherwise.
     """
 
@@ -49,12 +49,13 @@ class Room:
 
 
 _ADVICE: Final = ("advice", "advice_cpu", "operator_advice", "advice_evidence", "planted")
+_VERDICT: Final = ("verdict", "ranks_verdict", "operator_advice")
 ROOMS: Final = (
     Room(
         "annot/labels", ("tests/labels", "tests/attribution/test_name_scopes.py", "tests/attribution/test_updates.py")
     ),
     Room("annot/attribution", ("tests/attribution", "tests/analyze/test_slices.py", "tests/analyze/test_step_time.py")),
-    Room("annot/analyze/verdict.py", ("tests/analyze/test_verdict.py", "tests/analyze/test_operator_advice.py")),
+    Room("annot/analyze/verdict.py", tuple(f"tests/analyze/test_{name}.py" for name in _VERDICT)),
     Room("annot/analyze/advice", tuple(f"tests/analyze/test_{name}.py" for name in _ADVICE)),
     Room("annot/report/units.py", ("tests/report/test_units.py",)),
     Room("annot/read", ("tests/read",), guards=True),
@@ -63,27 +64,17 @@ ROOMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module (path relative to the repository) of a room."""
+    """One change of one module (path relative to the repository) of a room; `block` as in `Mutation`."""
 
     path: Path
     number: int
     line: int
+    block: int
     change: str
     room: Room
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.change}"
-
-    @property
-    def module(self) -> str:
-        """Name of the module."""
-        return ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
-
-    @property
-    def tests(self) -> list[str]:
-        """What must notice it: the examples of the module, its test file, the tests of its room."""
-        own = (_ROOT / "tests" / self.path.parts[1]).glob(f"test_{self.path.stem}.py")
-        return list(dict.fromkeys(map(str, (self.path, *(path.relative_to(_ROOT) for path in own), *self.room.tests))))
 
 
 def mutants(paths: Sequence[str]) -> list[Mutant]:
@@ -92,78 +83,74 @@ def mutants(paths: Sequence[str]) -> list[Mutant]:
 
 
 def _modules(room: Room, paths: Sequence[str]) -> list[Path]:
-    top = _ROOT / room.path
-    modules = [path.relative_to(_ROOT) for path in (sorted(top.rglob("*.py")) if top.is_dir() else [top])]
+    top = ROOT / room.path
+    modules = [path.relative_to(ROOT) for path in (sorted(top.rglob("*.py")) if top.is_dir() else [top])]
     return [path for path in modules if not paths or any(path.is_relative_to(chosen) for chosen in paths)]
 
 
 def _of_module(path: Path, room: Room) -> Iterator[Mutant]:
-    text = (_ROOT / path).read_text(encoding="utf-8")
+    text = (ROOT / path).read_text(encoding="utf-8")
     lines = text.splitlines()
     for number, mutation in enumerate(mutations(ast.parse(text))):
         code = lines[mutation.line - 1].strip()
         if (mutation.guards or not room.guards) and not is_equivalent(str(path), code, mutation.change):
-            yield Mutant(path, number, mutation.line, mutation.change, room)
+            yield Mutant(path, number, mutation.line, mutation.block, mutation.change, room)
 
 
 class Runner:
-    """Runs tests in processes of their own.
+    """Runs tests of rooms with mutants.
 
     Args:
         folder: folder for temporary files.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._limits: dict[Room, float] = {}
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._processes = Processes(folder)
+        self._tests: dict[Room, dict[str, Test]] = {}
 
     def measure(self, room: Room) -> None:
-        """Run the tests of a room without a mutant: they must pass, and their time sets the limit for mutants."""
+        """Run the tests of a room and the examples of its modules without a mutant: they must pass."""
         began = time.monotonic()
-        if not self._passes(room.tests, None):
-            raise SystemExit(f"tests fail without a mutant: {' '.join(room.tests)}")
-        self._limits[room] = 30 + 5 * (time.monotonic() - began)
+        modules = [_name(path) for path in _modules(room, ())]
+        results = self._folder / f"{len(modules)}-{modules[0]}.pickle"
+        status, output = self._processes.run(None, measure, modules, [room.path, *room.tests], results)
+        if status:
+            raise SystemExit(f"{output}\ntests of {room.path} fail without a mutant")
+        self._tests[room] = pickle.loads(results.read_bytes())
+        print(f"{'measured':8} {time.monotonic() - began:6.1f} s  {room.path}", flush=True)
 
     def survives(self, mutant: Mutant) -> bool:
-        """Whether the tests pass with a mutant. Prints it, with the time of the tests."""
+        """Whether the tests that execute the place of a mutant pass with it. Prints it, with the time of the tests."""
         began = time.monotonic()
-        survives = self._passes(mutant.tests, self._limits[mutant.room], f"{mutant.module}:{mutant.number}")
-        print(f"{'survived' if survives else 'killed':8} {time.monotonic() - began:6.1f} s  {mutant}", flush=True)
-        return survives
+        tests = self._tests[mutant.room]
+        names = sorted(_executing(mutant, tests), key=lambda name: tests[name].seconds)
+        limit = 5 + 3 * sum(tests[name].seconds for name in names)
+        status, _ = self._processes.run(limit, run_with_mutant, _name(mutant.path), mutant.number, names)
+        result = "killed" if status else "survived"
+        print(f"{result:8} {time.monotonic() - began:6.1f} s  {mutant} ({len(names)} tests)", flush=True)
+        return not status
 
     def close(self) -> None:
         """End all processes."""
-        for process in list(self._processes):
-            _end(process)
-
-    def _passes(self, tests: Sequence[str], limit: float | None, mutant: str = "") -> bool:
-        paths = os.pathsep.join(filter(None, (str(_ROOT / "tests/support"), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {MUTANT: mutant, "PYTHONPATH": paths, "TMPDIR": self._folder}
-        command = [sys.executable, "-m", "pytest", "--doctest-modules", "-x", "-q", "-p", "mutations", *tests]
-        with tempfile.TemporaryFile(dir=self._folder) as output:
-            process = subprocess.Popen(
-                command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-            self._processes.add(process)
-            try:
-                return process.wait(limit) == 0
-            except subprocess.TimeoutExpired:
-                return False
-            finally:
-                _end(process)
-                self._processes.discard(process)
+        self._processes.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _executing(mutant: Mutant, tests: Mapping[str, Test]) -> list[str]:
+    """The tests that execute the block of a mutant, or outside of functions those that execute any of the module."""
+    module = _name(mutant.path)
+    if mutant.block:
+        return [name for name, test in tests.items() if (module, mutant.block) in test.blocks]
+    return [name for name, test in tests.items() if any(block[0] == module for block in test.blocks)] or [*tests]
+
+
+def _name(path: Path) -> str:
+    """Name of the module of a file."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sample of mutants, and return the number of survivors."""
+    """Run a sample of mutants, and return the exit status: 1 if the tests kill too few."""
     parser = argparse.ArgumentParser(
         description="Run the tests with mutants of annot, and list those that none notices."
     )
@@ -171,25 +158,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="number of mutants (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="another number draws another sample (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time (default: 1)")
+    parser.add_argument("--least", type=float, default=85, metavar="P", help="percentage to kill (default: 85)")
     options = parser.parse_args(arguments)
-    chosen = mutants([os.path.relpath(path, _ROOT) for path in options.paths])
+    chosen = mutants([os.path.relpath(path, ROOT) for path in options.paths])
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        runner = Runner(folder)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(options.jobs) as pool:
+        runner = Runner(Path(folder))
         try:
             list(pool.map(runner.measure, dict.fromkeys(mutant.room for mutant in chosen)))
-            survives = list(pool.map(runner.survives, chosen))
+            survivors = [m for m, survives in zip(chosen, pool.map(runner.survives, chosen), strict=True) if survives]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             runner.close()
-    survivors = [mutant for mutant, survived in zip(chosen, survives, strict=True) if survived]
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
+    return _report(chosen, survivors, options.least)
+
+
+def _report(chosen: Sequence[Mutant], survivors: Sequence[Mutant], least: float) -> int:
+    """Print the results, and return the exit status."""
     for mutant in sorted(survivors, key=lambda mutant: (mutant.path, mutant.line)):
         print(f"survived: {mutant}")
-    return len(survivors)
+    alive = Counter(mutant.room.path for mutant in survivors)
+    for room, number in sorted(Counter(mutant.room.path for mutant in chosen).items()):
+        print(f"{number - alive[room]} of {number} mutants of {room} killed")
+    killed = len(chosen) - len(survivors)
+    share = 100 * killed / len(chosen)
+    print(f"{killed} of {len(chosen)} mutants killed: {share:.1f} %, at least {least:g} % are expected")
+    return int(share < least)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the processes of mutants, too
-    sys.exit(min(main(), 1))
+    sys.exit(main())

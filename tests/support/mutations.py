@@ -1,30 +1,17 @@
-"""Mutations of a module's syntax tree, and a pytest plugin that imports one module of annot with one mutation.
-
-The files stay as they are: the plugin (``-p mutations``) compiles the module from the mutated tree when tests import
-it. The environment variable `MUTANT` names the module and the number of the mutation, as in ``annot.labels.tag:12``.
-"""
+"""Mutations of a module's syntax tree, and calls in it that say which of its blocks run."""
 
 from __future__ import annotations
 
 import ast
-import os
-import resource
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, ModuleType
 from typing import Final
 
-import hypothesis
+__all__ = ["NOTE", "Mutation", "mutations", "note_blocks"]
 
-__all__ = ["MUTANT", "Mutation", "mutations"]
-
-MUTANT: Final = "ANNOT_MUTANT"
-_MEMORY: Final = 32 << 30
-"""Address space of the tests of a mutant (bytes): a loop that grows a list fails before the machine is full."""
+NOTE: Final = "_note_block"
+"""Name of the function that a module with notes calls at the beginning of each block."""
 _NEAR: Final = 0.1
 """Relative change of a float. Tests just below and just above a threshold show it."""
 
@@ -55,6 +42,7 @@ _SWAPS: Final[dict[type[ast.AST], tuple[type[ast.AST], str]]] = {
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _SILENT_FIELDS: Final = ("annotation", "returns", "decorator_list")
 """Parts of the tree that do not show at run time, or only in what nobody does, such as to change a frozen object."""
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +53,53 @@ class Mutation:
         line: line of the place in the file.
         change: the change in words.
         guards: whether the place is the condition of a guard: an ``if`` with nothing but a ``raise``.
+        block: line of the first statement of the innermost block in a function, 0 outside of functions.
         apply: makes the change in the tree.
     """
 
     line: int
     change: str
     guards: bool
+    block: int
     apply: Callable[[], None]
 
 
 def mutations(tree: ast.Module) -> list[Mutation]:
     """Return the mutations of a module, in the order of its code; types, decorators and `strict=` stay as they are."""
-    return [*_below(tree, guards=False)]
+    return [*_below(tree, guards=False, block=0)]
 
 
-def _below(node: ast.AST, guards: bool) -> Iterator[Mutation]:
+def note_blocks(tree: ast.Module, module: str) -> None:
+    """Call the function `NOTE` at the beginning of each block of functions, with the names of module and block."""
+    blocks = [body for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) for body in _blocks(node)]
+    for block in {id(block): block for block in blocks}.values():
+        first = block[0]
+        name = ast.Tuple([ast.Constant(module), ast.Constant(first.lineno)], ast.Load())
+        call = ast.Call(ast.Name(NOTE, ast.Load()), [name], [])
+        is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        block.insert(int(is_text), ast.copy_location(ast.Expr(call), first))
+    ast.fix_missing_locations(tree)
+
+
+def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a function, except those of classes."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.ClassDef):
+            yield from (value for field, value in ast.iter_fields(node) if _is_block(field, value))
+
+
+def _is_block(field: str, value: object) -> bool:
+    return field in ("body", "orelse", "finalbody") and isinstance(value, list) and bool(value)
+
+
+def _below(node: ast.AST, guards: bool, block: int) -> Iterator[Mutation]:
     """The mutations of the nodes in a node."""
     for field, value in ast.iter_fields(node):
         if field in _SILENT_FIELDS or _is_type(node) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             continue
         guards_here = guards or (field == "test" and _is_guard(node))
+        in_block = _is_block(field, value) and (block or isinstance(node, _FUNCTIONS))
+        block_here = value[0].lineno if in_block and not isinstance(node, ast.ClassDef) else block
         for place, child in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(child, ast.AST):
                 replace = (
@@ -92,8 +107,10 @@ def _below(node: ast.AST, guards: bool) -> Iterator[Mutation]:
                 )
                 line = getattr(child, "lineno", getattr(node, "lineno", 0))
                 guard = guards_here or _is_guard(child)
-                yield from (Mutation(line, change, guard, apply) for change, apply in _changes(child, replace))
-                yield from _below(child, guards_here)
+                yield from (
+                    Mutation(line, change, guard, block_here, apply) for change, apply in _changes(child, replace)
+                )
+                yield from _below(child, guards_here, block_here)
 
 
 def _is_type(node: ast.AST) -> bool:
@@ -131,46 +148,3 @@ def _changes(node: ast.AST, replace: Callable[[ast.AST], None]) -> Iterator[tupl
             yield "returns None", partial(setattr, node, "value", None)
         case ast.If() if _is_guard(node):
             yield "guard dropped", partial(setattr, node, "test", ast.Constant(value=False))
-
-
-class _Mutant(SourceFileLoader):
-    """Loader that compiles a module with one mutation."""
-
-    def __init__(self, name: str, path: str, number: int) -> None:
-        super().__init__(name, path)
-        self._number = number
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        tree = ast.parse(self.get_data(path), path)
-        mutations(tree)[self._number].apply()
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
-
-
-class _Finder(MetaPathFinder):
-    """Finder of the module with the mutation."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self._name, self._number = name, number
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == self._name else None
-        if spec is not None and spec.origin is not None:
-            spec.loader = _Mutant(fullname, spec.origin, self._number)
-        return spec
-
-
-def pytest_configure() -> None:
-    """Install the mutation; hypothesis reports the first failure as it is, and stores none."""
-    if mutant := os.environ.get(MUTANT):
-        name, _, number = mutant.rpartition(":")
-        if name in sys.modules:
-            raise RuntimeError(f"{name} was imported before its mutation")
-        sys.meta_path.insert(0, _Finder(name, int(number)))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    hypothesis.settings.register_profile(
-        "mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate), database=None, derandomize=True
-    )
-    hypothesis.settings.load_profile("mutants")
