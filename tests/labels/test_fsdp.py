@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-
 from annot.labels.fsdp import hooks_of, is_step, unwrapped
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from annot.labels.plain_names import WARM_UP, folded, is_call, name_of, phase_of
 
 
