@@ -46,8 +46,8 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.report import Report
-    from annot.report.terminal.ranks import RanksReport
+    from annot.report.table import Table
+    from annot.report.terminal.ranks import RanksTable
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
     from annot.runs.selection import Selection
@@ -306,7 +306,7 @@ def _opened(args: argparse.Namespace) -> Run | Ranks:
 
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
-    from annot.report.export import files
+    from annot.report.export import chrome_trace, tensorboard
     from annot.report.export.nsys_report import enrich
 
     report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
@@ -315,7 +315,7 @@ def _export(run: Run, args: argparse.Namespace) -> None:
         if report is not None:
             enrich(attribution, report, args.output)
         else:
-            write = files.write_trace_file if args.format == "trace" else files.write_tensorboard
+            write = chrome_trace.write_trace_file if args.format == "trace" else tensorboard.write_tensorboard
             write(attribution, run.path, args.output, force=args.force)
     except OSError as error:
         raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
@@ -330,7 +330,7 @@ def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
     return report
 
 
-def _report(args: argparse.Namespace) -> Report | RanksReport:
+def _report(args: argparse.Namespace) -> Table | RanksTable:
     from annot.runs.run import Run
 
     options: dict[str, Any] = {
@@ -349,7 +349,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         raise AnnotError(str(error)) from None
 
 
-def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
+def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Table:
     """Return a view of a profile that a worker of a Dask cluster reads."""
     from annot.runs.executors import run_one
     from annot.runs.run import view_of
@@ -357,7 +357,7 @@ def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
     return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
 
 
-def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
+def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Table | RanksTable:
     from annot.runs.gather import OneRankError
 
     try:
@@ -376,15 +376,14 @@ def _is_table(args: argparse.Namespace) -> bool:
 
 
 def _print(
-    report: Report | RanksReport, console: Console, *, full_names: bool = False, more: str = "",
+    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "",
     table: bool = False,
 ) -> None:  # fmt: skip
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
-    from annot.report.report import Report
-    from annot.report.terminal.answer import print_answer
-    from annot.report.terminal.table import print_rest, print_table
+    from annot.report.terminal.ranks import RanksTable
+    from annot.report.terminal.table import print_answer, print_rest, print_table
 
-    if not isinstance(report, Report):
+    if isinstance(report, RanksTable):
         _print_ranks(report, console, full_names=full_names, more=more, table=table)
     elif table:
         print_table(report, console, full_names=full_names)
@@ -394,7 +393,7 @@ def _print(
             print_rest(report, console)
 
 
-def _print_ranks(report: RanksReport, console: Console, *, full_names: bool, more: str, table: bool) -> None:
+def _print_ranks(report: RanksTable, console: Console, *, full_names: bool, more: str, table: bool) -> None:
     from annot.report.terminal.ranks import print_ranks, print_ranks_answer
 
     if not table:

@@ -72,16 +72,17 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _report(args: argparse.Namespace) -> None:
     from annot.analyze.roofline import kernel_roofline, layer_roofline
-    from annot.report.terminal.roofline import print_roofline, roofline_report
+    from annot.report.table import Options, per_step
+    from annot.report.terminal.table import print_roofline, roofline_table
     from annot.report.views import find_view
 
     run, total = output.opened(args.profile, args), args.format != "table"
     attribution = run.attribution_for(find_view("layer"), total=total)
     peaks = _peaks(args, attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
-    report = roofline_report(args.by, rows, peaks, args.profile)
-    if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
-        report = report.per_step(steps)
+    report = roofline_table(args.by, rows, peaks, args.profile)
+    if not total and args.by == "layer":
+        report = per_step(report, Options(steps=run.steps_in(attribution)))
     output.deliver(report, partial(print_roofline, report, full_names=args.full_names), args)
 
 

@@ -21,10 +21,8 @@ from annot.attribution.summary import summarize
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
-from annot.report.columns import COLUMNS
-from annot.report.folds import folded_rows, folds_of, with_groups
-from annot.report.layer_tree import at_depth, lines_at_depth
-from annot.report.report import Order, Report
+from annot.report.table import Options, Order, Table, process
+from annot.report.tree import folds_of, with_groups
 from annot.report.views import View, find_view
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
@@ -50,10 +48,8 @@ IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
 
 
-class Shown(Report):
-    """A report that prints its table, and that a notebook displays."""
-
-    __slots__ = ()
+class Shown(Table):
+    """A table that prints itself, and that a notebook displays."""
 
     def __repr__(self) -> str:
         from annot.report.terminal.table import as_text
@@ -220,7 +216,7 @@ class Run(Frames):
         """
         view = find_view(by, columns, each=each)
         check(depth, top, min_share, sort)
-        expand = paths_to_expand(expand, view)
+        options = Options(depth, paths_to_expand(expand, view), min_share=min_share, sort=sort, top=top)
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
@@ -232,20 +228,14 @@ class Run(Frames):
         rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
-        if depth is not None:
-            if "layer" not in rows.columns or not view.sums:
-                raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
-            rows = at_depth(rows, depth, by_line(attribution))
         kernels = brief and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
+        lines = by_line(attribution) if view.folds or depth is not None else None
         bounds = _bounds(view, attribution, advice)
         shares = {} if advice is None else self._shares()
-        report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
-        if not total and view.sums and (steps := self.steps_in(attribution)):
-            report = report.per_step(steps)
-        report = report.at_least(min_share) if min_share else report
-        return report.sorted(sort) if top is None else report.top(top)
+        table = Shown(view, rows, meta, shares, advice or (), instead, lines, bounds=bounds)
+        steps = self.steps_in(attribution) if view.sums and not total else 0
+        return process(table, replace(options, steps=steps))
 
     def attribution_for(self, view: View, *, total: bool = False) -> Attribution:
         """Return the attribution from which a view takes its rows; `total` as in `view`."""
@@ -278,7 +268,7 @@ class Run(Frames):
         Raises:
             AnnotError: the file cannot be written.
         """
-        from annot.report.export.files import write_trace_file
+        from annot.report.export.chrome_trace import write_trace_file
 
         try:
             write_trace_file(self.attribution_with_calls, self.path, Path(path), force=True)
@@ -391,8 +381,8 @@ class Run(Frames):
         return with_groups(rows, by_line(attribution))
 
     def __repr__(self) -> str:
-        from annot.report.terminal.answer import print_answer
         from annot.report.terminal.layout import plain_text
+        from annot.report.terminal.table import print_answer
 
         return plain_text(partial(print_answer, self._table, more=IN_PYTHON, reasons=".view('advice')")).rstrip("\n")
 
@@ -418,19 +408,6 @@ def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) 
     rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
     columns = rows.select("layer", "module", "phase", "bound")
     return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
-
-
-def _trees(
-    view: View, attribution: Attribution, rows: pl.DataFrame, depth: int | None, expand: Sequence[str]
-) -> dict[str, Any]:
-    """Return `every` and `tree` of a report by layer: with `expand`, some layers are separate."""
-    lines = by_line(attribution)
-    if view.layout == "tree":
-        lines = with_groups(lines, lines, expand)
-        return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
-    shown = with_groups(rows, lines, expand) if expand else rows
-    tree = folded_rows(shown, {**COLUMNS, **{column.name: column for column in view.shown}}.values())
-    return {"every": rows, "tree": tree}
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:

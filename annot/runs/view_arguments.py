@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
-from annot.report.report import ORDERS
+from annot.report.table import ORDERS
 from annot.report.views import View
 
 __all__ = ["check", "paths_to_expand"]

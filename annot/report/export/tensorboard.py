@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
@@ -16,12 +17,13 @@ from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
 from annot.report.columns import COLUMNS, formatted
 from annot.report.export import tfevents
-from annot.report.layer_tree import row_label
-from annot.report.report import Report
+from annot.report.table import Table
+from annot.report.tree import row_label
 from annot.report.units import count, duration, printable
 from annot.report.views import find_view
+from annot.util.whole_files import created
 
-__all__ = ["FILE", "event_file"]
+__all__ = ["FILE", "event_file", "write_tensorboard"]
 
 FILE: Final = "events.out.tfevents.0.annot"
 """Name of the file. TensorBoard recognizes event files by ``tfevents`` in the name."""
@@ -40,7 +42,7 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     Raises AnnotError if the package protobuf is not installed.
     """
     wall_time = (attribution.meta.get("utc_start_ns") or 0) / 1e9
-    report = Report(find_view("layer"), by_layer(attribution), summarize(attribution) | {"source": source})
+    report = Table(find_view("layer"), by_layer(attribution), summarize(attribution) | {"source": source})
     yield tfevents.version(wall_time)
     yield from _step_scalars(attribution, wall_time)
     yield from _layer_scalars(attribution, report, wall_time)
@@ -66,7 +68,7 @@ def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]
         yield tfevents.scalars(wall_time + since / 1e9, row["step"], values)
 
 
-def _layer_scalars(attribution: Attribution, report: Report, wall_time: float) -> Iterator[bytes]:
+def _layer_scalars(attribution: Attribution, report: Table, wall_time: float) -> Iterator[bytes]:
     per_step = by_layer_and_step(attribution)
     if per_step.is_empty():
         per_step = report.rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -80,7 +82,7 @@ def _label(row: dict[str, Any]) -> str:
     return printable(" ".join(filter(None, row_label(row))))
 
 
-def _layer_table(report: Report) -> str:
+def _layer_table(report: Table) -> str:
     """Return the columns of the view, sums, as Markdown."""
     rows = report.rows.with_columns(main_ns=report.column).to_dicts()
     shown = [COLUMNS["phase"], *(column for column in report.view.shown if report.knows(column.name))]
@@ -111,3 +113,13 @@ def _markdown(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 def _plain(text: str) -> str:
     """Escape a text for Markdown and HTML."""
     return re.sub(r"[^\w .,()%/-]|_", lambda match: f"&#{ord(match[0])};", printable(text))
+
+
+def write_tensorboard(attribution: Attribution, source: str, folder: Path, *, force: bool) -> None:
+    """Write a log folder for TensorBoard; arguments as in `write_trace_file`."""
+    from annot.report.export.tensorboard import FILE, event_file
+
+    content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with created(folder / FILE, force=force) as file:
+        file.write(content)

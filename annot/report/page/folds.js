@@ -1,4 +1,4 @@
-// Repeated layers as one line, such as `layers.*`. annot/report/folds.py finds the folds; here they are only drawn. A fold
+// Repeated layers as one line, such as `layers.*`. annot/report/tree.py finds the folds; here they are only drawn. A fold
 // has the place after all lines: run.lines.length plus its number.
 
 // The line or fold of a place.
@@ -94,7 +94,7 @@ function sumKnown(values) {
   return found.length ? found.reduce((sum, value) => sum + value, 0) : null;
 }
 
-// The median, the slowest with its index and the interquartile range, as `spread_of` in annot/report/folds.py.
+// The median, the slowest with its index and the interquartile range, as `spread_of` in annot/report/tree.py.
 function spreadOf(fold, members) {
   const times = members.map((one, number) => [one.total, number]).filter(([time]) => known(time));
   if (times.length < 2) return {};

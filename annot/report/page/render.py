@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from annot.report.tables import page_columns
+from annot.report.views import page_columns
 
 __all__ = ["as_page"]
 
