@@ -16,7 +16,7 @@ from annot.util.whole_files import write_file
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.export.json_csv_parquet import Tabular
+    from annot.report.table import Table
     from annot.runs.run import Run
 
 __all__ = [
@@ -117,7 +117,7 @@ def opened(path: str, args: argparse.Namespace) -> Run:
     return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind, peaks=peaks))
 
 
-def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
+def deliver(report: Table, show: Callable[[Console], None], args: argparse.Namespace) -> None:
     """Print the report or write it to OUT, in the selected format; `show` prints the table to a console."""
     if args.output is None and args.format == "table":
         show(console_for(sys.stdout))
@@ -158,7 +158,7 @@ def say(line: str) -> None:
     print(f"annot: {line}", file=sys.stderr, flush=True)
 
 
-def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterable[bytes]:
+def _rendered(report: Table, show: Callable[[Console], None], form: str) -> Iterable[bytes]:
     from annot.report.export.json_csv_parquet import as_csv, as_json, as_jsonl, as_parquet
     from annot.report.terminal.layout import plain_text
 

@@ -338,7 +338,7 @@ def _report(args: argparse.Namespace) -> Table | RanksTable:
         "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
         "expand": tuple(args.expand or ()),
         "total": args.total or (args.format != "table" and not args.per_step),
-        "brief": args.format in ("table", "json", "parquet"),
+        "brief": args.format in ("table", "json", "parquet"), "draw": args.format == "table",
     }  # fmt: skip
     run = _opened(args)
     try:

@@ -13,26 +13,6 @@ from annot.analyze.tensor_cores import precision_words
 from annot.report.units import Unit as TimeUnit
 from annot.report.units import amount, count, printable, share, unit_for
 
-__all__ = [
-    "ACROSS",
-    "ARRIVALS",
-    "COLUMNS",
-    "COMPARED",
-    "TREE",
-    "Column",
-    "Combined",
-    "Formatted",
-    "Unit",
-    "as_data",
-    "combined",
-    "formatted",
-    "head",
-    "in_units",
-    "of_names",
-    "per_step",
-    "summed",
-]
-
 _Row = TypeVar("_Row")
 
 Unit: TypeAlias = Literal["ns", "own ns", "share", "of total", "percent", "ratio", "count", "amount", "bytes", "text"]

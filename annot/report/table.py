@@ -13,12 +13,10 @@ from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import polars as pl
 
-from annot.report.columns import COLUMNS, Column
+from annot.report.columns import COLUMNS, Column, Formatted, formatted
 from annot.report.columns import per_step as rows_per_step
 from annot.report.tree import Line, cut, cut_layers, folded_lines, folded_rows, lines_of, other_lines, with_groups
 from annot.report.views import View
-
-__all__ = ["ORDERS", "PROCESSORS", "Options", "Order", "Table", "process", "select"]
 
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final = ("order", "time")
@@ -38,6 +36,7 @@ class Options:
         min_share: share of the total time (0 to 1) below which rows are left out.
         sort: "order" keeps the order of appearance; "time": longest first.
         top: number of rows to keep, the longest; None: all.
+        draw: whether the table is drawn; false: only its rows are needed, for files.
     """
 
     depth: int | None = None
@@ -46,6 +45,7 @@ class Options:
     min_share: float = 0.0
     sort: Order = "order"
     top: int | None = None
+    draw: bool = True
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,18 @@ class Table:
             return ""
         return f" per {self.meta['step_kind']} step" if self.meta.get("step_kind") else " per step"
 
+    def cells(
+        self, number: int | None = None, *, units: bool = False
+    ) -> tuple[list[dict[str, Any]], list[Formatted[Mapping[str, Any]]]]:
+        """Return the first rows to draw, all for None, and the columns of the view that the profile has data for.
+
+        `units` is that of `annot.report.columns.formatted`.
+        """
+        timed = self.shown.with_columns(main_ns=self.column) if self.column else self.shown  # columns show its share
+        rows = (timed if number is None else timed.head(number)).to_dicts()
+        columns = [column for column in self.view.shown if self.knows(column.name)]
+        return rows, formatted(columns, rows, self.whole, units=units)
+
     def changed(self, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Self:
         """Return the table with another version of its rows."""
         return replace(self, rows=change(self.rows), drawn=None if self.drawn is None else change(self.drawn))
@@ -242,12 +254,12 @@ def cut_depth(table: _T, options: Options) -> _T:
     if lines is None or "layer" not in table.rows.columns or not view.sums:
         raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
     rows = cut_layers(table.rows, options.depth, lines)
-    return replace(table, rows=rows, drawn=cut(lines, options.depth) if table.is_tree else None)
+    return replace(table, rows=rows, drawn=cut(lines, options.depth) if table.is_tree and options.draw else None)
 
 
 def fold_repeated(table: _T, options: Options) -> _T:
     """Return the table that draws repeated layers as one row."""
-    if table.lines is None or not table.view.folds or "group" not in table.rows.columns:
+    if table.lines is None or not options.draw or not table.view.folds or "group" not in table.rows.columns:
         return table
     if table.is_tree:
         drawn = table.lines if table.drawn is None else table.drawn

@@ -9,8 +9,6 @@ from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.report.table import Table
 from annot.report.units import amount, count, duration, printable, share
 
-__all__ = ["parts_of_time", "peaks_text", "totals"]
-
 
 def totals(report: Table) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each line."""

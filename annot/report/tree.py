@@ -27,11 +27,6 @@ from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Column, combined
 
-__all__ = [
-    "MODEL", "Line", "Spread", "cut", "cut_layers", "every_fold", "folded_lines", "folded_rows", "folds_of", "index_of",
-    "layer_lines", "lines_of", "other_lines", "row_label", "spread_of", "title", "with_groups",
-]  # fmt: skip
-
 TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 """Rows without a layer, and how tables call them."""
 
@@ -409,13 +404,13 @@ def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[
     """Map the number of each line in a fold to the path of the fold. `unfolds` says which paths stay out of a fold."""
     inner = _inner(lines)
     fold_paths: dict[int, str] = {}
-    pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
+    pending = [("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
     while pending:
-        siblings = pending.pop()
-        for node in _fold_siblings(siblings, inner, unfolds):
+        above, siblings = pending.pop()
+        for node in _fold_siblings(siblings, above, inner, unfolds):
             repeats = len(node.lines) > 1  # a range of the program has the same name in each layer
             fold_paths.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
-            pending.append(_Siblings(node.path, _merged(node, inner)))
+            pending.append((node.path, _merged(node, inner)))
     return fold_paths
 
 
@@ -426,12 +421,6 @@ class _Node:
     path: str
     module: str
     lines: list[Line]
-
-
-@dataclass(slots=True)
-class _Siblings:
-    above: str
-    nodes: list[_Node]
 
 
 def _inner(lines: Iterable[Line]) -> _Inner:
@@ -495,11 +484,13 @@ def _moved(path: str, old: str, new: str) -> str:
     return new + path[len(old) :] if old and layer_path.is_within(path, old) else path
 
 
-def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
-    """Return siblings with those that differ only in an index as one node; the pattern of most siblings wins."""
+def _fold_siblings(
+    siblings: Sequence[_Node], above: str, inner: _Inner, unfolds: Callable[[str, str], bool]
+) -> list[_Node]:
+    """Return the nodes inside `above` with those that differ only in an index as one; the pattern of most wins."""
     patterns: dict[_Key, list[_Node]] = {}
-    for node in siblings.nodes:
-        for pattern in _patterns(node, siblings.above):
+    for node in siblings:
+        for pattern in _patterns(node, above):
             patterns.setdefault((pattern, node.module), []).append(node)
     taken: set[int] = set()
     folds: list[_Node] = []
@@ -514,7 +505,7 @@ def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, s
         if kept:
             folds.append(_Node(pattern, module, [line for node in kept for line in node.lines]))
         folds += [node for node in equal if not any(node is other for other in kept)]
-    return [node for node in siblings.nodes if id(node) not in taken] + folds
+    return [node for node in siblings if id(node) not in taken] + folds
 
 
 def _patterns(node: _Node, above: str) -> Iterator[str]:

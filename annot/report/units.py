@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_for"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:

@@ -22,8 +22,6 @@ from annot.profile import Profile
 from annot.report.columns import ACROSS, COLUMNS, COMPARED, TREE, Column, as_data, combined, of_names
 from annot.util.entry_points import loaded
 
-__all__ = ["COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "page_columns", "views"]
-
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")
 """Values of ``--columns``: what a table says about each row."""

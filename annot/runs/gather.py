@@ -143,7 +143,7 @@ class Ranks(Frames):
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), rank: int | None = None,
+        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True, rank: int | None = None,
     ) -> ShownRanks | Shown:  # fmt: skip
         """Return the comparison of the ranks, or the view of one rank.
 
@@ -152,7 +152,7 @@ class Ranks(Frames):
 
         Args:
             by, columns, top, min_share, sort, total: see `Run.view`.
-            each, depth, expand, brief: see `Run.view`; for one rank.
+            each, depth, expand, brief, draw: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
 
         Returns:
@@ -180,7 +180,7 @@ class Ranks(Frames):
         if rank is not None:
             return self.rank(rank).view(
                 by, columns, each=each, depth=depth, top=top, min_share=min_share, sort=sort, total=total, brief=brief,
-                expand=expand,
+                expand=expand, draw=draw,
             )  # fmt: skip
         given = {"each": each, "depth": depth is not None, "expand": paths_to_expand(expand, view)}
         if not view.keys or any(given.values()):
@@ -311,7 +311,7 @@ def rank_tables(path: str, view: str, selection: Selection, total: bool = True) 
 
 def _table(run: Run, view: str, total: bool) -> RankTable:
     attribution = run.attribution_for(views()[view], total=total)
-    report = run.view(view, total=total)
+    report = run.view(view, total=total, draw=False)
     steps = report.meta.get("per_step", 1)
     collectives = collective_time(attribution)
     rows = with_collectives(report.rows, attribution, views()[view], steps)

@@ -94,7 +94,7 @@ class Frames(ABC):
         """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
         from annot.report.export.json_csv_parquet import as_json
 
-        chunks = as_json(self.view(by, **{"total": True} | options))
+        chunks = as_json(self.view(by, **{"total": True, "draw": False} | options))
         write_file(path, (chunk.encode() for chunk in chunks), force=True)
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Run(Frames):
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (),
+        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True,
     ) -> Shown:  # fmt: skip
         """Return a view of the profile, to print or to write.
 
@@ -208,6 +208,7 @@ class Run(Frames):
             brief: also make the breakdown of the step time and the advice, if the profile is small.
             expand: path of layers, such as ``layers`` or ``layers.7``, or several, that tables by layer show one by
                 one instead of in folds; ``""``: all layers.
+            draw: whether the view is printed; false: only its rows and meta are needed, for a file.
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
@@ -216,7 +217,7 @@ class Run(Frames):
         """
         view = find_view(by, columns, each=each)
         check(depth, top, min_share, sort)
-        options = Options(depth, paths_to_expand(expand, view), min_share=min_share, sort=sort, top=top)
+        options = Options(depth, paths_to_expand(expand, view), min_share=min_share, sort=sort, top=top, draw=draw)
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
@@ -228,11 +229,12 @@ class Run(Frames):
         rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
-        kernels = brief and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
+        kernels = brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         lines = by_line(attribution) if view.folds or depth is not None else None
-        bounds = _bounds(view, attribution, advice)
-        shares = {} if advice is None else self._shares()
+        is_answer = draw and advice is not None
+        bounds = _bounds(attribution) if is_answer and view.layout == "tree" else {}
+        shares = self._shares() if is_answer else {}
         table = Shown(view, rows, meta, shares, advice or (), instead, lines, bounds=bounds)
         steps = self.steps_in(attribution) if view.sums and not total else 0
         return process(table, replace(options, steps=steps))
@@ -286,7 +288,7 @@ class Run(Frames):
         from annot.report.page.data import run_data
 
         attribution = self.attribution_with_calls  # first, because it serves all views of a profile without steps
-        layers = self.view("layer", "all")
+        layers = self.view("layer", "all", draw=False)
         return run_data(attribution, self.path, layers, shown=self.attribution_for(layers.view), **options)
 
     def _meta(self, attribution: Attribution) -> dict[str, Any]:
@@ -398,13 +400,11 @@ class Run(Frames):
         return self.view(brief=True)
 
 
-def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
-    """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
+def _bounds(attribution: Attribution) -> dict[tuple[str, str, str], str]:
+    """Return what bounds each layer, for the answer."""
     from annot.analyze.hardware_counters import default_peaks
     from annot.analyze.roofline import layer_roofline
 
-    if view.layout != "tree" or advice is None:
-        return {}
     rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
     columns = rows.select("layer", "module", "phase", "bound")
     return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}

@@ -22,8 +22,6 @@ from annot.attribution.summary import summarize
 from annot.util.progress import tell
 from annot.util.whole_files import created
 
-__all__ = ["write_trace", "write_trace_file"]
-
 _ARGS: Final = ("layer", "module", "phase", "shapes", "gpu_ns")
 _SLICE: Final = 1 << 14
 """Events per slice. Slices keep temporary columns small."""

@@ -40,8 +40,6 @@ from annot.report.units import amount, duration, printable, share
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
 from annot.util.progress import tell
 
-__all__ = ["Finding", "enrich", "findings", "nvtxt", "report_of_profile"]
-
 _MOST: Final = 1000
 """Maximum length of a text in characters; ImportNvtxt accepts about ten thousand."""
 _OTHER: Final = COLORS["loop"]

@@ -23,8 +23,6 @@ from annot.report.units import count, duration, printable
 from annot.report.views import find_view
 from annot.util.whole_files import created
 
-__all__ = ["FILE", "event_file", "write_tensorboard"]
-
 FILE: Final = "events.out.tfevents.0.annot"
 """Name of the file. TensorBoard recognizes event files by ``tfevents`` in the name."""
 _STEP_TIMES: Final = ("step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any, Final
 
 from annot.report.charts.chart import INKS, Chart, as_svg
-from annot.report.columns import TREE, Formatted, formatted
+from annot.report.columns import TREE, Formatted
 from annot.report.table import Table
 from annot.report.terminal.ranks import RanksTable, ranks_columns, ranks_heading, ranks_totals
 from annot.report.terminal.table import tree_columns
@@ -88,10 +88,8 @@ def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "
 
 def _flat(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
-    view, rows = report.view, report.shown
-    rows = rows.with_columns(main_ns=report.column) if report.column else rows
-    shown = rows.head(_MOST).to_dicts()
-    columns = formatted([column for column in view.shown if report.knows(column.name)], shown, report.whole, units=True)
+    view = report.view
+    shown, columns = report.cells(_MOST, units=True)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")

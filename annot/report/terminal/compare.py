@@ -32,8 +32,6 @@ from annot.report.terminal.table import label_text
 from annot.report.units import Unit, duration, printable, unit_for
 from annot.report.views import find_view
 
-__all__ = ["ComparisonTable", "comparison_table", "print_comparison", "print_comparison_answer"]
-
 _SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # kernel names per line
 _REASONS: Final = 2  # reasons in an answer why profiles are not comparable

@@ -17,12 +17,6 @@ from annot.report.columns import Formatted
 from annot.report.units import count, printable
 from annot.util.ascii import ASCII
 
-__all__ = [
-    "FULL", "HOTTEST", "LABEL", "LINES", "NARROW", "WIDE", "Ends", "Hanging", "as_lines", "cut_lines", "fitted_table",
-    "kernel_text", "left_out", "marked", "notes", "one_line", "plain_text", "print_blocks", "verdict_in_lines",
-    "verdict_lines",
-]  # fmt: skip
-
 NARROW, WIDE, FULL = 76, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
 LABEL: Final = 12  # minimum width of the names, in columns

@@ -26,8 +26,6 @@ from annot.report.terminal.layout import (
 from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, share, unit_for
 
-__all__ = ["RanksTable", "print_ranks", "print_ranks_answer", "ranks_columns", "ranks_heading", "ranks_totals"]
-
 _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
 _PER_RANK: Final = 8  # maximum number of ranks with a column each

@@ -19,7 +19,8 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.work.layer_work import not_counted
 from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels import layer_path
-from annot.report.columns import TREE, Formatted, formatted, head, in_units, of_names
+from annot.labels.tag import MODEL
+from annot.report.columns import TREE, Column, Formatted, formatted, head, in_units, of_names
 from annot.report.table import Table
 from annot.report.terminal.layout import (
     FULL,
@@ -43,14 +44,9 @@ from annot.report.terminal.layout import (
     verdict_lines,
 )  # fmt: skip
 from annot.report.totals import parts_of_time, peaks_text, totals
-from annot.report.tree import MODEL, Line, Spread, row_label, spread_of, title
+from annot.report.tree import Line, Spread, row_label, spread_of, title
 from annot.report.units import amount, count, printable, share, unit_for
 from annot.report.views import ROOFLINE_COLUMNS, find_view
-
-__all__ = [
-    "HotRow", "as_text", "hottest_rows", "label_text", "named_rows", "print_answer", "print_rest", "print_roofline",
-    "print_table", "roofline_table", "saving", "tree_columns", "with_printed_names",
-]  # fmt: skip
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
@@ -63,7 +59,7 @@ _FOLDED: Final = 20
 _SOURCE: Final = 18
 """Width that the columns of a table leave for its labels (characters), and those of a layer table with folds, and for
 the file and line of a class."""
-_OF_KERNELS: Final = ("calls", "gpu_ns", "main_ns", "mean_ns")
+_OF_KERNELS: Final = ("calls", "gpu_ns=Total", Column("main_ns", "Share", "of total"), "mean_ns")
 _ADVICE: Final = 2
 _TOTALS: Final = 4
 """Maximum numbers of pieces of advice and of totals in an answer."""
@@ -141,10 +137,8 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
 
 def _flat(table: Table, heading: str, units: str, width: int) -> list[RenderableType]:
     """A table with a line per row."""
-    view, rows = table.view, table.shown
-    timed = rows.with_columns(main_ns=table.column) if table.column else rows  # tables show shares of this time
-    shown = timed.head(_SHOWN if view.group == "each" else rows.height).to_dicts()
-    columns = formatted([column for column in view.shown if table.knows(column.name)], shown, table.whole)
+    view = table.view
+    shown, columns = table.cells(_SHOWN if view.group == "each" else None)
     columns = in_units(_kept(columns, table.meta.get("verdict", "")), units)
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
@@ -155,8 +149,8 @@ def _flat(table: Table, heading: str, units: str, width: int) -> list[Renderable
         Text(f"{heading}{table.scope}{_unit(table, shown)}{table.each_step}", style="bold"),
         _rows_table(label, shown, columns, width, view.label, view.end, hottest),
     ]
-    if len(shown) < rows.height:
-        lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
+    if further := table.shown.height - len(shown):
+        lines.append(Text(f"… and {further:,} more. --format csv prints all.", style="dim"))
     if view.key == "layer_work":
         return lines + _work_lines(table.rows)
     if "roof_share" in table.rows.columns and (table.rows["roof_share"] > 1).any():  # bytes count once
@@ -390,8 +384,7 @@ def _hot_table(table: Table, rows: Sequence[HotRow], width: int) -> RenderableTy
 
 def _kernel_table(table: Table, number: int, width: int) -> RenderableType:
     """A list of the longest kernels of a table by kernel."""
-    rows = with_printed_names(table.rows.head(number), full_names=False).with_columns(main_ns=table.order).to_dicts()
-    columns = formatted([column for column in table.view.shown if column.name in _OF_KERNELS], rows, table.whole)
+    rows, columns = replace(table, view=replace(table.view, columns=_OF_KERNELS)).cells(number)
     heading = _time_heading(table, "time by kernel", unit_for(row["main_ns"] for row in rows).name)
     return _rows_table(heading, rows, columns, width, "name", hottest=_hottest(rows, lambda row: row["main_ns"]))
 
@@ -439,14 +432,14 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
     return lines[:-1]
 
 
-_NO_BOUND: Final = 0.9995
+NO_BOUND: Final = 0.9995
 """Saving from which the bound is the whole step in tables, which says nothing."""
 
 
 def saving(saves: float, meta: Mapping[str, Any]) -> str:
     """Return the saving of a piece of advice, a share (0 to 1) of the time of a step or run, in words."""
     whole = "step" if meta["steps"] else "run"
-    if saves >= _NO_BOUND:
+    if saves >= NO_BOUND:
         return f"an unknown part of the {whole}"
     return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself, but shows where time goes"
 
