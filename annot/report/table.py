@@ -217,14 +217,14 @@ def select(
     rows: pl.DataFrame, column: str | pl.Expr, lines: pl.Series | None = None, *, least: float | None = None,
     longest: bool = False, number: int | None = None,
 ) -> pl.DataFrame:  # fmt: skip
-    """Return some rows by their time. Rows that a table shows as one line stay together, and their times add up.
+    """Return some rows by their time. The times of rows that a table shows as one line add up, and it stays whole.
 
     Args:
         rows: the rows.
         column: the time to select by.
         lines: number of the line of each row; None: each row is a line.
         least: leave out lines with less time (ns); None: keep all.
-        longest: sort, the longest line first.
+        longest: sort, the rows of the longest lines first.
         number: number of lines to keep, the first; None: all.
 
     Example:
@@ -238,8 +238,7 @@ def select(
     if least is not None:
         table = table.filter(pl.col(_TIME) >= least)
     if longest:
-        first = pl.int_range(pl.len()).min().over(_LINE)  # rows of one line stay together
-        table = table.sort(_TIME, -first, descending=True, maintain_order=True)
+        table = table.sort(_TIME, descending=True, maintain_order=True)
     if number is not None:
         kept = table[_LINE].unique(maintain_order=True).head(number)
         table = table.filter(pl.col(_LINE).is_in(kept.implode()))
