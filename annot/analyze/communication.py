@@ -386,7 +386,7 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
         communication have no row. exposed_ns, and wait_ns, add up to ``collectives`` of the step time.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> by_communication(attribute(Profile.build({}))).height
         0
@@ -459,7 +459,7 @@ def by_stage(attribution: Attribution) -> pl.DataFrame:
         part of the time of the passes; transfer_ns: transfers for this micro-batch, which overlap the other times.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> by_stage(attribute(Profile.build({}))).height
         0
@@ -583,7 +583,7 @@ def by_expert(attribution: Attribution) -> pl.DataFrame:
         number of that expert, the lowest if several have it; imbalance: busiest_ns / mean_ns, null without time.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> by_expert(attribute(Profile.build({}))).height
         0

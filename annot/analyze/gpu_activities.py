@@ -398,7 +398,7 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
         A range counts to the step in which it starts, a GPU activity to the step in which it is launched.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> by_layer_and_step(attribute(Profile.build({}))).columns[3:]
         ['step', 'host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns']

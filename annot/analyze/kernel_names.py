@@ -1,4 +1,4 @@
-"""What the name of a kernel says: its kind, and a short name.
+"""Kind and short name of a kernel, from its name.
 
 Regular expressions that classify kernels by name; the first match wins.
 
@@ -386,7 +386,7 @@ def layer_kernels(attribution: Attribution) -> pl.DataFrame:
         and a column for each kind that occurs, such as gemm_ns; these add up to gpu_self_ns.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> layer_kernels(attribute(Profile.build({}))).columns[:5]
         ['layer', 'module', 'phase', 'gpu_self_ns', 'matrix_ns']

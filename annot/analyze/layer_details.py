@@ -159,7 +159,7 @@ def spans(attribution: Attribution) -> Spans:
 
     Example:
         >>> from annot.profile import Profile
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
         >>> ranges = pl.DataFrame([range_ | {"start": 0, "end": 900}])
         >>> spans(attribute(Profile.build({}, ranges=ranges))).rows.select("layer", "phase", "end").row(0)

@@ -211,7 +211,7 @@ def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, inputs: 
         the same time.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.attribution.summary import by_step
         >>> from annot.analyze.step_parts import step_inputs
         >>> from annot.profile import Profile

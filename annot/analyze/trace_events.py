@@ -281,7 +281,7 @@ class Events:
     Raises ValueError if the attribution was made without its source.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
         >>> found = Events(attribute(Profile.build({}, kernels=pl.DataFrame(kernel))))

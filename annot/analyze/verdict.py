@@ -69,7 +69,7 @@ def verdict(facts: Facts) -> str:
 
     Example:
         >>> import polars as pl
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
         ...           "text": ["fc Linear |fwd"], "start": [0], "end": [900_000]}

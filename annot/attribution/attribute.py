@@ -1,10 +1,7 @@
-"""Attribute the GPU activities and the host time of a profile to ranges.
+"""Attribution of all host and GPU time of a profile to ranges and layers.
 
-Null host times for profiles without a host clock, such as those of Nsight Compute.
-
-Host time outside any range: with it, the rows of a profile without GPU activity add up to 100 %.
-
-Attribution of all host and GPU time of a profile to ranges and layers.
+Host times are null in profiles without a host clock, such as those of Nsight Compute. With the host time outside any
+range, the rows of a profile without GPU activity add up to 100 %.
 """
 
 from __future__ import annotations
@@ -100,7 +97,7 @@ _SLICE: Final = 1 << 20
 """Ranges per slice. Slices keep temporary columns small."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Attribution:
     """A profile whose ranges have parents, layers and times.
 
@@ -256,10 +253,24 @@ def _attribute(
     if known(source.meta) and not (on_gpu or source.meta.get("totals")):
         nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
     attribution = Attribution(
-        whole, forest, steps, nodes, account.of_names(), account.busy(),
-        account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
-        account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
-    )  # fmt: skip
+        whole=whole,
+        forest=forest,
+        steps=steps,
+        nodes=nodes,
+        names=account.of_names(),
+        busy=account.busy(),
+        device_busy=account.device_busy(),
+        step_work=account.of_steps(),
+        range_work=per_range,
+        crossing_gpu_ns=launches.crossing.gpu_ns(),
+        guessed_ns=account.guessed_ns,
+        left_out=account.left_out,
+        meta=dict(source.meta),
+        attributor=attributor,
+        memory=memory_of(source, forest),
+        source=source,
+        of_steps=of_steps,
+    )
     return attribution, account
 
 

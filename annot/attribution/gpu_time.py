@@ -1,13 +1,7 @@
-"""GPU time and memory of ranges.
+"""Attribution of GPU activities and of memory marks to ranges and layers.
 
-Busy time of devices per layer, with a Python fallback.
-
-This file is the reference implementation of `annot/native/tables/busy_time.c`. The conventions are those of
+`Busy` is the reference implementation of `annot/native/tables/busy_time.c`, with the conventions of
 `annot.attribution.column_ops`.
-
-Memory of each layer, from the memory marks and the innermost range around each.
-
-Attribution of GPU activities to ranges and layers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""CUDA graphs: the ranges of a capture own the kernels of its replays.
+"""CUDA graphs: the GPU activities of a replay get the layers around the calls that the capture recorded as nodes.
 
-Graphs in the profiles of their capture: the calls that became nodes, and the layers around these calls.
-
-Replays of GPU graphs get the layers under which another profile captured the graph.
+The capture can be in another profile than the replay.
 
 A replay matches a captured graph if all of its GPU activities, by start, have the names of the nodes, by launch, and
 the grids where both profiles have them. Profilers can miss the last activities of a replay: a replay without such a

@@ -1,10 +1,9 @@
-"""Blocks of rows of a profile: ranges of a process with the parts of their texts, launches, activities.
+"""Ingest of the ranges of a run, block by block, into compact columns with parsed labels.
 
-Parsed labels of range texts: layer, module, phase, shapes, step number.
+Range texts repeat thousands of times. Each distinct text is parsed once per block and replaced by a number.
 
-Ranges of processes: ranges that belong to a whole process, such as those of a TensorFlow graph.
-
-TensorFlow's executor may start such a range on one thread, end it on another and launch its kernels on a third.
+Ranges can belong to a whole process, such as those of a TensorFlow graph. TensorFlow's executor may start such a range
+on one thread, end it on another and launch its kernels on a third.
 
 Candidates are the started ranges of a layer or phase in annot's domain or in a domain named after a phase. The
 candidates of a process and domain become ranges of the process if one of them ends on another thread or two of them
@@ -17,10 +16,6 @@ cross. They stay outside the trees of the threads:
     order    (start, longest first, shortest path, id)
 
 Concurrent calls of one layer are siblings, because a layer is not an outer layer of itself.
-
-Ingest of the ranges of a run, block by block, into compact columns.
-
-Range texts repeat thousands of times. Each distinct text is parsed once per block and replaced by a number.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""The range that is open at each launch.
+"""Lookup of the range that owns each launch.
 
-Attribution of launches to ranges of processes, of which several can be open at once.
-
-The set of open ranges is constant between two consecutive starts or ends. Such an interval is a *moment*, and each
-moment is evaluated once. An open range is *innermost* if no range inside it is open. A launch belongs to the innermost
-range that started last on its own thread, otherwise to the one that started last on any thread. If several ranges are
-innermost, the result is a guess.
-
-Lookup of the range that owns each launch.
+Several ranges of a process can be open at once. The set of open ranges is constant between two consecutive starts or
+ends. Such an interval is a *moment*, and each moment is evaluated once. An open range is *innermost* if no range inside
+it is open. A launch belongs to the innermost range that started last on its own thread, otherwise to the one that
+started last on any thread. If several ranges are innermost, the result is a guess.
 """
 
 from __future__ import annotations

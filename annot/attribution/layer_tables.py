@@ -1,11 +1,8 @@
-"""Tables by layer, and the tree of their lines.
+"""Tables of an attribution by layer, module class, phase, kernel and operation, and the tree of the layer table.
 
-Tables of an attribution: by layer, module class, phase, kernel and operation.
-
-The tree of the layer table: steps, ranges of the program, models, layers and operations inside each other.
-
-Each node of the layer paths belongs to one line, and each line is inside the line of the range around it. A layer that
-runs in several places has a line in each, with its part of the time. A layer directly inside itself is one line.
+The lines of the tree are steps, ranges of the program, models, layers and operations inside each other. Each node of
+the layer paths belongs to one line, and each line is inside the line of the range around it. A layer that runs in
+several places has a line in each, with its part of the time. A layer directly inside itself is one line.
 
 The backward pass and the recomputation of a layer are on the line of its forward pass, wherever their ranges are, so
 that a line has all times of its layer. If the forward pass has several lines, these times are on the line that shares
@@ -55,7 +52,8 @@ __all__ = [
 _SHAPES_KEPT: Final = 8
 _SLICE: Final = 1 << 20
 """Ranges per slice. Slices keep temporary columns small."""
-_LAYER_PHASES: Final = ("forward", "backward", "recompute")
+LAYER_PHASES: Final = ("forward", "backward", "recompute")
+"""Phases of a layer."""
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OPERATIONS: Final = ("operator", "backward")
 _OF_OPERATIONS: Final = {"op": pl.String, "phase": pl.String} | dict.fromkeys(
@@ -98,7 +96,7 @@ def _source(attribution: Attribution) -> list[pl.Expr]:
     """Return the column with the file and line of the module class; none if the profile does not contain them."""
     sources: dict[str, str] = attribution.meta.get("sources", {})
     source = pl.col("module").replace_strict(sources, default=None, return_dtype=pl.String)
-    return [pl.when(pl.col("phase").is_in(_LAYER_PHASES)).then(source).alias("source")] if sources else []
+    return [pl.when(pl.col("phase").is_in(LAYER_PHASES)).then(source).alias("source")] if sources else []
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:
@@ -294,7 +292,7 @@ def _shapes_of_operators(forest: Forest) -> pl.DataFrame:
     operator = (forest.labels["role"] == "operator").gather(forest.tree["label"])
     direct = ~operator.gather(column_ops.known(forest.tree["parent"])).fill_null(False)
     called = forest.labels["call"].is_not_null() & forest.labels["shapes"].str.contains(r"\[\d")
-    of_layer = forest.layers_of_nodes()["phase"].is_in(_LAYER_PHASES).gather(column_ops.known(forest.tree["path"]))
+    of_layer = forest.layers_of_nodes()["phase"].is_in(LAYER_PHASES).gather(column_ops.known(forest.tree["path"]))
     shapes = forest.labels["shapes"].gather(forest.tree["label"])
     rows = forest.tree.select("path", shapes).filter(direct & called.gather(forest.tree["label"]) & of_layer)
     group = pl.Series("group", forest.nodes.keys, pl.Int64).gather(rows["path"])
@@ -313,11 +311,8 @@ def phases_of_nodes(forest: Forest) -> pl.Series:
     return pl.Series("phase", phases, pl.String)
 
 
-LAYER_PHASES: Final = ("forward", "backward", "recompute")
-"""Phases of a layer."""
 _LATER: Final = ("backward", "recompute")
 """Phases that follow the forward pass to its line."""
-_SUMS: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels", "copies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,16 +515,16 @@ def _own_rows(attribution: Attribution, tree: LineTree) -> pl.DataFrame:
     """Return the sums of each line and phase without the lines inside, with the calls of crossing ranges."""
     forest, labels = attribution.forest, attribution.forest.labels
     own = forest.layers_of_nodes().select(own="phase")
-    rows = attribution.nodes.select(*_SUMS, "start").hstack(rows_of_nodes(attribution)).hstack(own)
+    rows = attribution.nodes.select(*_OWN, "start").hstack(rows_of_nodes(attribution)).hstack(own)
     keys = labels["key"].gather(forest.crossing["label"])
     line = keys.cast(pl.Int64).replace_strict(tree.of_crossing, return_dtype=pl.Int64) if keys.len() else keys
     crossing = forest.crossing.select(
         "start", line.alias("line").cast(pl.Int64), labels["phase"].gather(forest.crossing["label"]), calls=1
     )
     crossing = crossing.with_columns(own="phase", calls=pl.col("calls").cast(pl.Int64))
-    used = rows.filter(pl.any_horizontal(pl.col(_SUMS) > 0))
+    used = rows.filter(pl.any_horizontal(pl.col(_OWN) > 0))
     every = pl.concat([used, crossing], how="diagonal_relaxed").group_by("line", "phase", maintain_order=True)
-    return every.agg(pl.col(_SUMS).sum(), pl.col("start").min(), pl.col("own").first())
+    return every.agg(pl.col(_OWN).sum(), pl.col("start").min(), pl.col("own").first())
 
 
 def _inclusive(rows: pl.DataFrame, tree: LineTree) -> pl.DataFrame:
@@ -543,7 +538,7 @@ def _inclusive(rows: pl.DataFrame, tree: LineTree) -> pl.DataFrame:
         dense = dense.with_columns(sums).with_columns(phase=pl.lit(phase_rows["phase"][0]))
         has_any = pl.any_horizontal(pl.col(_INCLUSIVE) > 0)
         tables.append(dense.filter(pl.col("calls").is_not_null() | has_any))
-    return pl.concat(tables, how="diagonal_relaxed").with_columns(pl.col(_SUMS).fill_null(0))
+    return pl.concat(tables, how="diagonal_relaxed").with_columns(pl.col(_OWN).fill_null(0))
 
 
 def _busy(rows: pl.DataFrame, layers: pl.DataFrame) -> pl.Expr:

@@ -1,10 +1,7 @@
-"""Which ranges lie in which other ranges, and the chain of layers around each range.
+"""Nesting of the ranges of a thread, and the layers around each range.
 
-Layer paths, from the outermost layer to the innermost, as a growing trie.
-
-Nesting of the ranges of a thread: the definition of parents and owners for all of annot.
-
-The ranges of a thread are ordered by (start, longest first, id).
+This is the definition of parents and owners for all of annot. The ranges of a thread are ordered by (start, longest
+first, id).
 
     parent of a range    the last range before it in that order that ends no earlier
     owner of a launch    the last range in that order that contains the launch; start and end are inclusive
@@ -16,18 +13,15 @@ ranges, then annot's ranges over those of other domains, then earlier ranges ove
 crossing ranges stays in the tree. A range that ended on another thread is a crossing range, unless it belongs to its
 process (see `annot.attribution.ingest`).
 
-Layers of plain ranges: the ranges in unknown formats that a program opens itself.
+A plain range is one in an unknown format that a program opens itself. Its layer is the path of the plain ranges around
+it on its thread: ``train › step # › forward``. Ranges of other formats in between are left out of the path. Numbered
+siblings have one layer (see `annot.labels.plain_names.folded`). A range without a phase of its own has the phase of the
+plain range around it. A range named step beside a forward or backward pass is the step of the optimizer.
 
-The layer of a plain range is the path of the plain ranges around it on its thread: ``train › step # › forward``. Ranges
-of other formats in between are left out of the path. Numbered siblings have one layer (see
-`annot.labels.plain_names.folded`). A range without a phase of its own has the phase of the plain range around it. A
-range named step beside a forward or backward pass is the step of the optimizer.
-
-GPU time launched inside crossing ranges, which are outside the tree and own nothing.
-
-The set of open crossing ranges is constant between two consecutive starts or ends. A call therefore belongs to a
-*cell*: its thread, the interval in which it starts and the interval in which it ends. The number of cells depends on
-the crossing ranges only, not on the number of calls.
+The GPU time launched inside crossing ranges is summed up beside the tree. The set of open crossing ranges is constant
+between two consecutive starts or ends. A call therefore belongs to a *cell*: its thread, the interval in which it
+starts and the interval in which it ends. The number of cells depends on the crossing ranges only, not on the number of
+calls.
 """
 
 from __future__ import annotations

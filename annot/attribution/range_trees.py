@@ -1,8 +1,7 @@
-"""The trees of ranges of each thread: parents, layers, and the forward of each backward.
+"""Trees of the ranges of a run, per thread and per process, with the label and the layer path of each range.
 
-Layers around the kernels of compiled graphs (torch.compile).
-
-A compiled graph does not call its layers, so that its kernels are the only ranges inside its range::
+Three kinds of ranges get layers that the ranges around them do not have. The first are the kernels of compiled graphs
+(torch.compile). A compiled graph does not call its layers, so that its kernels are the only ranges inside its range::
 
     (model) GPT › CompiledGraph#0 › h.0.ln_1+h.0.attn.c_attn        the ranges
     (model) GPT › h.0 Block › h.0.ln_1+h.0.attn.c_attn              the layers
@@ -10,9 +9,8 @@ A compiled graph does not call its layers, so that its kernels are the only rang
 A kernel is inside the innermost layer that contains all of its layers, as in eager mode. The graph is a layer beside
 these, with its own time only: several graphs can run one layer.
 
-Ranges of layers that FSDP marks with a range at each end (see `annot.labels.fsdp`).
-
-A pass of a layer lasts from the start of the first ``pre`` range to the end of the last ``post`` range, on one thread:
+The second are layers that FSDP marks with a range at each end (see `annot.labels.fsdp`). A pass of a layer lasts from
+the start of the first ``pre`` range to the end of the last ``post`` range, on one thread:
 
     pre_forward (X)   operations of X   post_forward (X)        pre_backward (X)   …   post_backward_reduce (X)
     └──────────────────── X, forward ──────────────────┘        └─────────────── X, backward ──────────────────┘
@@ -20,15 +18,12 @@ A pass of a layer lasts from the start of the first ``pre`` range to the end of 
 In the backward pass autograd calls both hooks inside operations. The pass then lasts from the start of the first
 operation to the end of the last. A pass that was open when the capture began or ended is cut there.
 
-Matching of backward operations to their forward operations by autograd's sequence number.
-
-PyTorch counts the operations that need a gradient, per thread, and a backward operation has the number of its forward
+The third are backward operations, which are matched to their forward operations by autograd's sequence number. PyTorch
+counts the operations that need a gradient, per thread, and a backward operation has the number of its forward
 operation. A forward operation without a gradient has the number of the next one that needs it, so several operations
 share a number. The forward operation of a backward operation is the last one with its number that started before it,
 because the count increases afterwards. (`at::sequence_number::peek` in PyTorch; described in the documentation of
 `torch.autograd.profiler.emit_nvtx`.)
-
-Trees of the ranges of a run, per thread and per process, with the parsed label and the layer path of each range.
 """
 
 from __future__ import annotations

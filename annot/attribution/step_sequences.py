@@ -1,12 +1,7 @@
-"""Steps from what repeats in a run: numbered ranges, optimizers, sequences of ranges.
+"""Steps of processes without batch ranges, from what repeats on their threads.
 
-Repetitions in a sequence of labels, and the usual names of steps.
-
-The outermost ranges of each phase of a step.
-
-Steps that end with a range of an optimizer, where the ranges of the steps differ.
-
-Steps of processes without batch ranges: the patterns of ranges that repeat on their threads.
+A step is a range with a usual name, a repetition of a pattern of ranges, or, where the ranges of the steps differ, what
+ends with a range of an optimizer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The training or serving steps of a run and their spans.
+"""Steps of a run: their numbers, starts and ends, and the time of ranges outside the selected ones.
 
-Worker processes of a DataLoader, which fetch batches beside the process that trains.
-
-Steps of a run: their numbers, starts and ends.
-
-Time of ranges outside the selected steps.
+The worker processes of a DataLoader, which fetch batches beside the process that trains, have no steps.
 """
 
 from __future__ import annotations

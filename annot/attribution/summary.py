@@ -1,10 +1,6 @@
-"""Totals of a run, and its table of steps.
+"""Totals of a run, its table of steps, and notes about data that could not be read or matched.
 
-Start and end of the steps of a run, on the CPU, or on a GPU that is behind the CPU.
-
-Table of steps, and statistics of their duration.
-
-Totals of a run, and notes about data that could not be read or matched.
+Steps start and end on the CPU, or on a GPU that is behind the CPU.
 
 The summary of `summarize` has these keys:
 
@@ -190,7 +186,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         attribution: the attribution of the run.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> summarize(attribute(Profile.build({})))["ranges"]
         0

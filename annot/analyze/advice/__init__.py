@@ -33,7 +33,7 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         facts: quantities of the profile, if they exist already.
 
     Example:
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> advise(attribute(Profile.build({})))
         []

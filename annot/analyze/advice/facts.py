@@ -1,4 +1,4 @@
-"""What the rules of advice know of a run.
+"""Facts of a run that the rules of advice read.
 
 Operators with their share of the step time, as the advice rules about operators and the verdict use them.
 

@@ -65,7 +65,7 @@ def findings(spans: Spans) -> Iterator[Finding]:
     Example:
         >>> import polars as pl
         >>> from annot.analyze.layer_details import spans
-        >>> from annot.attribution import attribute
+        >>> from annot.attribution.attribute import attribute
         >>> from annot.profile import Profile
         >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
         >>> ranges = Profile.build({}, ranges=pl.DataFrame([range_ | {"start": 0, "end": 9000}]))
