@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from annot.attribution.layer_tables import by_layer
 from annot.attribution.summary import by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
-from annot.report.columns import COLUMNS, formatted
 from annot.report.export import tfevents
 from annot.report.table import Table
 from annot.report.tree import row_label
@@ -82,9 +82,8 @@ def _label(row: dict[str, Any]) -> str:
 
 def _layer_table(report: Table) -> str:
     """Return the columns of the view, sums, as Markdown."""
-    rows = report.rows.with_columns(main_ns=report.column).to_dicts()
-    shown = [COLUMNS["phase"], *(column for column in report.view.shown if report.knows(column.name))]
-    columns = formatted(shown, rows, report.whole, units=True)
+    view = replace(report.view, columns=("phase", *report.view.columns))
+    rows, columns = replace(report, view=view).cells(units=True)
     lines = [(*row_label(row), *(column.show(row) for column in columns), ", ".join(row["shapes"][:1])) for row in rows]
     return _markdown(("Layer", "Module", *(column.title for column in columns), "Input"), lines)
 
