@@ -306,7 +306,6 @@ def _opened(args: argparse.Namespace) -> Run | Ranks:
 
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
-    from annot.report.export import chrome_trace, tensorboard
     from annot.report.export.nsys_report import enrich
 
     report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
@@ -315,7 +314,10 @@ def _export(run: Run, args: argparse.Namespace) -> None:
         if report is not None:
             enrich(attribution, report, args.output)
         else:
-            write = chrome_trace.write_trace_file if args.format == "trace" else tensorboard.write_tensorboard
+            if args.format == "trace":
+                from annot.report.export.chrome_trace import write_trace_file as write
+            else:
+                from annot.report.export.tensorboard import write_tensorboard as write
             write(attribution, run.path, args.output, force=args.force)
     except OSError as error:
         raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None

@@ -27,6 +27,23 @@ _SLICE: Final = 1 << 14
 """Events per slice. Slices keep temporary columns small."""
 
 
+def write_trace_file(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
+    """Write a timeline in Chrome's trace event format, compressed if the name ends in .gz.
+
+    `source` is the name of the profile for the metadata; `force` replaces an existing file.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+    meta = summarize(attribution) | {"source": source}
+    with created(path, force=force) as file:
+        if path.suffix != ".gz":
+            write_trace(Events(attribution), meta, file.write)
+            return
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            write_trace(Events(attribution), meta, cast(BinaryIO, packed).write)
+
+
 def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], Any]) -> None:
     """Write a timeline, block by block: call `write` with consecutive bytes. `meta` is written to ``otherData``."""
     other = json.dumps(meta | {"start_ns": events.zero})
@@ -94,23 +111,3 @@ def _names(events: Events) -> Iterable[dict[str, Any]]:
         place = {"pid": track.group.number, "tid": track.number, "ph": "M"}
         yield place | {"name": "thread_name", "args": {"name": track.name}}
         yield place | {"name": "thread_sort_index", "args": {"sort_index": track.number}}
-
-
-def write_trace_file(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
-    """Write a timeline in Chrome's trace event format, compressed if the name ends in .gz.
-
-    `source` is the name of the profile for the metadata; `force` replaces an existing file.
-
-    Raises:
-        OSError: the file exists, or cannot be written.
-    """
-    from annot.analyze.trace_events import Events
-    from annot.report.export.chrome_trace import write_trace
-
-    meta = summarize(attribution) | {"source": source}
-    with created(path, force=force) as file:
-        if path.suffix != ".gz":
-            write_trace(Events(attribution), meta, file.write)
-            return
-        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-            write_trace(Events(attribution), meta, cast(BinaryIO, packed).write)

@@ -1,8 +1,4 @@
-"""Copy of an Nsight Systems report with annot's findings as ranges on its timeline.
-
-Findings of each layer call as text ranges for a timeline.
-
-Copy of an Nsight Systems report with annot's findings as ranges on its timeline.
+"""Copy of an Nsight Systems report with the findings of each layer call as text ranges on its timeline.
 
 Two backends can add events to a report. The first one that is installed is used:
 
@@ -40,9 +36,9 @@ from annot.report.units import amount, duration, printable, share
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
 from annot.util.progress import tell
 
-_MOST: Final = 1000
+_LONGEST_TEXT: Final = 1000
 """Maximum length of a text in characters; ImportNvtxt accepts about ten thousand."""
-_OTHER: Final = COLORS["loop"]
+_OTHER_COLOR: Final = COLORS["loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ def findings(spans: Spans) -> Iterator[Finding]:
     clock = "GPU" if spans.on_device else "host"
     for count, row in enumerate(spans.rows.iter_rows(named=True), 1):
         tell("writing findings", count, unit="ranges")
-        yield Finding(row["track"], row["start"], row["end"], _text(row, clock), COLORS.get(row["phase"], _OTHER))
+        yield Finding(row["track"], row["start"], row["end"], _text(row, clock), COLORS.get(row["phase"], _OTHER_COLOR))
 
 
 def _text(row: dict[str, Any], clock: str) -> str:
@@ -94,7 +90,7 @@ def _text(row: dict[str, Any], clock: str) -> str:
         ", ".join(filter(None, (bound, of_roof))),
     )
     text = printable(" · ".join(filter(None, facts)))
-    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
 _MERGE_SECONDS: Final = 3600

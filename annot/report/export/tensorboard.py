@@ -28,6 +28,16 @@ FILE: Final = "events.out.tfevents.0.annot"
 _STEP_TIMES: Final = ("step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")
 
 
+def write_tensorboard(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
+    """Write the log folder `path` for TensorBoard; arguments as in
+    `annot.report.export.chrome_trace.write_trace_file`.
+    """
+    content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
+    path.mkdir(parents=True, exist_ok=True)
+    with created(path / FILE, force=force) as file:
+        file.write(content)
+
+
 def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     """Yield the records of an event file.
 
@@ -110,13 +120,3 @@ def _markdown(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 def _plain(text: str) -> str:
     """Escape a text for Markdown and HTML."""
     return re.sub(r"[^\w .,()%/-]|_", lambda match: f"&#{ord(match[0])};", printable(text))
-
-
-def write_tensorboard(attribution: Attribution, source: str, folder: Path, *, force: bool) -> None:
-    """Write a log folder for TensorBoard; arguments as in `write_trace_file`."""
-    from annot.report.export.tensorboard import FILE, event_file
-
-    content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with created(folder / FILE, force=force) as file:
-        file.write(content)
