@@ -29,9 +29,7 @@ _STEP_TIMES: Final = ("step_ns", "data_ns", "forward_ns", "backward_ns", "optimi
 
 
 def write_tensorboard(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
-    """Write the log folder `path` for TensorBoard; arguments as in
-    `annot.report.export.chrome_trace.write_trace_file`.
-    """
+    """Write the log folder `path` for TensorBoard; the other arguments are those of `write_trace_file`."""
     content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
     path.mkdir(parents=True, exist_ok=True)
     with created(path / FILE, force=force) as file:
