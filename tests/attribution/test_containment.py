@@ -24,8 +24,8 @@ from annot.attribution.layer_tables import by_layer, by_op, by_phase
 from annot.attribution.summary import by_step, summarize
 from annot.labels.plain_names import WARM_UP, folded, phase_of
 from annot.read.formats import load
-from annot.report.terminal.table import print_table
-from annot.report.tree import layer_lines, tree_columns
+from annot.report.terminal.table import print_table, tree_columns
+from annot.report.tree import layer_lines
 from annot.runs.run import Run
 
 NAMES = ("Step 1", "Step 2", "Step 4", "layers.0", "layers.1", "Forward", "backward", "step", "x", "epoch 1 item 7")
@@ -293,7 +293,7 @@ def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total
     assert [lines[0].get("gpu_ns", *phase) for phase in (["forward"], ["backward"], [])] == [
         7 * times, 11 * times, 18 * times,
     ]  # fmt: skip
-    assert [column.title for column in tree_columns(report, lines)][:3] == ["Forward", "Backward", "Total"]
+    assert [column.title for column in tree_columns(report)][:3] == ["Forward", "Backward", "Total"]
 
 
 def test_a_limited_depth_keeps_the_times(tmp_path: Path) -> None:

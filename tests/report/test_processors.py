@@ -72,7 +72,7 @@ def test_files_have_the_rows_of_tables(by: str, columns: str, wanted: dict[str, 
 def test_the_longest_are_those_of_the_mean_step() -> None:
     """Shares are of the mean step: dividing comes before selecting. The last processor selects the longest."""
     rows = pl.DataFrame({"phase": ["a", "b", "c"], "calls": [4, 4, 4], "gpu_ns": [10, 30, 60], "host_ns": [None] * 3})
-    meta = {"kernels": 4, "copies": 0, "gpu_ns": 100, "whole_ns": 100, "host_ns": None, "notes": []}
+    meta: dict[str, Any] = {"kernels": 4, "copies": 0, "gpu_ns": 100, "whole_ns": 100, "host_ns": None, "notes": []}
     table = Table(find_view("phase"), rows.cast({"host_ns": pl.Int64}), meta)
     for steps, (least, kept) in product((0, 2), ((0.1, ["a", "b", "c"]), (0.1001, ["b", "c"]))):
         result = process(table, Options(steps=steps, min_share=least))
