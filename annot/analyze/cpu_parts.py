@@ -108,7 +108,7 @@ IDLE: Final = ("data", "unrecorded", "synchronisation", "launch", "allocation", 
 
 
 _LEAST: Final = 5
-"""Number of equal layers that count together, as in `annot.report.folds`."""
+"""Number of equal layers that count together, as in `annot.report.tree`."""
 _BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
 """Index of a block in the path of a layer inside it."""
 _SEPARATOR: Final = re.compile(r"([./])")

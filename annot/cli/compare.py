@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
     from annot.cli.progress import progress
-    from annot.report.terminal.compare import ComparisonReport, print_comparison, print_comparison_answer
+    from annot.report.table import Options, process
+    from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
 
     output.settle_format(args)
     is_answer = not args.all and not output.given(args, "by", *_TABLE_OPTIONS)
@@ -103,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         data = comparison_data(sides[0], sides[1], (args.a, args.b), args.by)
         output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)
     else:
-        report = ComparisonReport(comparison, args.a, args.b, args.top, (args.min_share or 0) / 100)
+        options = Options(min_share=(args.min_share or 0) / 100, top=args.top)
+        report = process(comparison_table(comparison, args.a, args.b), options)
         table = partial(print_comparison, report, full_names=args.full_names)
         answer = partial(print_comparison_answer, report, more="--all; page: --format html -o page.html")
         output.deliver(report, answer if is_answer else table, args)
@@ -127,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
     from annot.attribution.layer_tables import by_line
-    from annot.report.folds import with_groups
+    from annot.report.tree import with_groups
 
     folds: list[Folds] = []
     wrong: list[ValueError] = []

@@ -16,7 +16,7 @@ from annot.util.whole_files import write_file
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.export.json_csv_parquet import Tabular
+    from annot.report.table import Table
     from annot.runs.run import Run
     from annot.runs.selection import Selection
 
@@ -155,7 +155,7 @@ def opened(path: str, args: argparse.Namespace) -> Run:
     return Run(path, selection_of(args))
 
 
-def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
+def deliver(report: Table, show: Callable[[Console], None], args: argparse.Namespace) -> None:
     """Print the report or write it to OUT, in the selected format; `show` prints the table to a console."""
     if args.output is None and args.format == "table":
         show(console_for(sys.stdout))

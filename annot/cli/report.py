@@ -46,8 +46,8 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.report import Report
-    from annot.report.terminal.ranks import RanksReport
+    from annot.report.table import Table
+    from annot.report.terminal.ranks import RanksTable
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
 
@@ -264,7 +264,6 @@ def _opened(args: argparse.Namespace) -> Run | Ranks:
 
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
-    from annot.report.export import files
     from annot.report.export.nsys_report import enrich, report_of_profile
 
     report = report_of_profile(run.file) if args.format == "nsys-rep" else None
@@ -275,13 +274,16 @@ def _export(run: Run, args: argparse.Namespace) -> None:
         if report is not None:
             enrich(attribution, report, args.output)
         else:
-            write = files.write_trace_file if args.format == "trace" else files.write_tensorboard
+            if args.format == "trace":
+                from annot.report.export.chrome_trace import write_trace_file as write
+            else:
+                from annot.report.export.tensorboard import write_tensorboard as write
             write(attribution, run.path, args.output, force=args.force)
     except OSError as error:
         raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
 
 
-def _report(args: argparse.Namespace) -> Report | RanksReport:
+def _report(args: argparse.Namespace) -> Table | RanksTable:
     from annot.runs.run import Run
 
     options: dict[str, Any] = {
@@ -289,7 +291,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
         "expand": tuple(args.expand or ()),
         "total": args.total or (args.format != "table" and not args.per_step),
-        "brief": args.format in ("table", "json", "parquet"),
+        "brief": args.format in ("table", "json", "parquet"), "draw": args.format == "table",
     }  # fmt: skip
     run = _opened(args)
     try:
@@ -300,7 +302,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         raise AnnotError(str(error)) from None
 
 
-def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
+def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Table:
     """Return a view of a profile that a worker of a Dask cluster reads."""
     from annot.runs.executors import run_one
     from annot.runs.run import view_of
@@ -308,7 +310,7 @@ def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Report:
     return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
 
 
-def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Report | RanksReport:
+def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Table | RanksTable:
     from annot.runs.gather import OneRankError
 
     try:
@@ -322,15 +324,14 @@ _MORE = "--all; page: -o page.html"
 
 
 def _print(
-    report: Report | RanksReport, console: Console, *, full_names: bool = False, more: str = "",
+    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "",
     table: bool = False,
 ) -> None:  # fmt: skip
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
-    from annot.report.report import Report
-    from annot.report.terminal.answer import print_answer
-    from annot.report.terminal.table import print_rest, print_table
+    from annot.report.terminal.ranks import RanksTable
+    from annot.report.terminal.table import print_answer, print_rest, print_table
 
-    if not isinstance(report, Report):
+    if isinstance(report, RanksTable):
         from annot.report.terminal.ranks import print_ranks, print_ranks_answer
 
         if not table:

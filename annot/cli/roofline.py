@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from annot.analyze.hardware_counters import default_peaks
     from annot.analyze.peaks import given_peaks
     from annot.analyze.roofline import kernel_roofline, layer_roofline
-    from annot.report.terminal.roofline import print_roofline, roofline_report
+    from annot.report.table import Options, per_step
+    from annot.report.terminal.table import print_roofline, roofline_table
     from annot.report.views import find_view
 
     run, total = output.opened(args.profile, args), args.format != "table"
@@ -67,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         peaks = default_peaks(attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
-    report = roofline_report(args.by, rows, peaks, args.profile)
-    if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
-        report = report.per_step(steps)
+    report = roofline_table(args.by, rows, peaks, args.profile)
+    if not total and args.by == "layer":
+        report = per_step(report, Options(steps=run.steps_in(attribution)))
     output.deliver(report, partial(print_roofline, report, full_names=args.full_names), args)
     return 0
 

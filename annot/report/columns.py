@@ -13,20 +13,6 @@ from annot.analyze.tensor_cores import precision_words
 from annot.report.units import Unit as TimeUnit
 from annot.report.units import amount, count, printable, share, unit_for
 
-__all__ = [
-    "COLUMNS",
-    "Column",
-    "Combined",
-    "Formatted",
-    "Unit",
-    "combined",
-    "formatted",
-    "in_units",
-    "of_names",
-    "per_step",
-    "summed",
-]
-
 _Row = TypeVar("_Row")
 
 Unit: TypeAlias = Literal["ns", "own ns", "share", "of total", "percent", "ratio", "count", "amount", "bytes", "text"]
@@ -341,3 +327,88 @@ def of_names(names: Iterable[str | Column]) -> list[Column]:
         name, _, title = name.partition("=")
         columns.append(replace(COLUMNS[name], title=title) if title else COLUMNS[name])
     return columns
+
+
+Columns = Mapping[str, Column]
+
+
+def _named(*columns: Column) -> Columns:
+    return {column.name: column for column in columns}
+
+
+TREE: Final = _named(
+    Column("forward", "Forward", "ns"),
+    Column("backward", "Backward", "ns"),
+    Column("recompute", "Recompute", "ns"),
+    Column("total", "Total", "ns", least=76),
+    Column("self", "Self", "ns", least=100, full="Time without child layers"),
+    Column("share", "Share", "share", full="Share of the total time"),
+    Column("median", "Median", "own ns", least=76, full="Median of repeated layers"),
+    Column("slowest", "Slowest", "own ns", least=76, full="Slowest of repeated layers"),
+    Column("index", "Index", "text", least=76, full="Index of the slowest of repeated layers"),
+    Column("iqr", "IQR", "own ns", least=100, full="Interquartile range of repeated layers"),
+    Column("calls", "Calls"),
+    Column("busy", "Busy", "ns", least=90),
+    Column("kernels", "Kernels", least=100),
+    Column("by_time", "By time", "ns", least=90),
+    Column("host", "Host", "own ns", least=76),
+)
+"""The layer tree."""
+
+
+ACROSS: Final = _named(
+    Column("phase", "Phase", "text"),
+    Column("median_ns", "Median", "ns"),
+    Column("max_ns", "Slowest", "ns"),
+    Column("slowest", "Rank", full="Slowest rank"),
+    Column("spread_ns", "Spread", "ns", full="Slowest minus fastest rank"),
+    Column("spread_share", "Spread %", "share", least=80, full="Spread as a share of the median"),
+    Column("ranks", "On ranks", least=80),
+    Column("collective_median_ns", "Collective", "ns", least=80),
+)
+"""Layers across ranks."""
+
+
+ARRIVALS: Final = _named(
+    Column("skew_median_ns", "Skew", "ns", full="Median wait for the last rank"),
+    Column("transfer_median_ns", "Transfer", "ns", full="Median time from the arrival of the last rank"),
+    Column("late", "Late", full="Rank that arrives last"),
+)
+"""Collectives across ranks."""
+
+
+COMPARED: Final = _named(
+    Column("phase", "Phase", "text"),
+    Column("a_ns", "A", "ns", least=76),
+    Column("b_ns", "B", "ns", least=76),
+    Column("difference_ns", "B − A", "ns"),
+    Column("speedup", "Speedup", "ratio"),
+    Column("uncertainty", "±", "ratio", full="Half the width of the 95% confidence interval of the speedup"),
+    Column("share", "Share", "share"),
+    Column("kernels_gone", "Kernels", "text", full="Kernels that only A (−) or only B (+) has"),
+)
+"""Two profiles."""
+
+
+def head(column: Column, show: Any, least: int | None = None, title: str = "", *, keep: bool = False) -> Formatted[Any]:
+    """Return a column that is ready to print, with a function that formats the cell of a row; see `Formatted`.
+
+    Example:
+        >>> head(TREE["self"], str).title
+        'Self'
+    """
+    return Formatted(title or column.title, show, column.least if least is None else least, keep=keep)
+
+
+def as_data(columns: Iterable[Column]) -> list[dict[str, Any]]:
+    """Return columns as the page takes them."""
+    return [
+        {
+            "name": column.name,
+            "title": column.title,
+            "unit": column.unit,
+            "minor": column.least > 0,
+            "full": column.full,
+        }
+        for column in columns
+    ]

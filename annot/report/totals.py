@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from annot.analyze.tensor_cores import matrix_units, precision_words
-from annot.report.report import Report
+from annot.report.table import Table
 from annot.report.units import amount, count, duration, printable, share
 
-__all__ = ["parts_of_time", "peaks_text", "totals"]
 
-
-def totals(report: Report) -> Iterator[tuple[str, str]]:
+def totals(report: Table) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each line."""
     meta = report.meta
     per_step = _step_suffix(meta)
@@ -31,7 +29,7 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Peaks", printable(peaks_text(meta["peaks"]))
 
 
-def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
+def parts_of_time(report: Table) -> tuple[str, list[str]] | None:
     """Return the name of the time that the parts add up to, and the parts, the longest first; None: unknown."""
     meta = report.meta
     if not report.shares or not (meta["steps"] or meta["kernels"]):

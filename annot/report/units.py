@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_for", "units_as_data"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:

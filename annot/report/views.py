@@ -1,16 +1,16 @@
 """The views of a profile: what a row is, its columns, and the function that makes the rows.
 
 Every view is one declaration in `_VIEWS`. All renderers (terminal, page, notebook, files) take a
-`annot.report.report.Report`, which `Run.view` makes from a view.
+`annot.report.table.Table`, which `Run.view` makes from a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 
@@ -19,10 +19,8 @@ from annot.attribution.gpu_time import MEMORY_COLUMNS
 from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase, of_modules
 from annot.attribution.summary import by_step
 from annot.profile import Profile
-from annot.report.columns import COLUMNS, Column, combined, of_names
+from annot.report.columns import ACROSS, COLUMNS, COMPARED, TREE, Column, as_data, combined, of_names
 from annot.util.entry_points import loaded
-
-__all__ = ["COLUMN_GROUPS", "ROOFLINE_COLUMNS", "View", "find_view", "other_views", "views"]
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")
@@ -413,3 +411,62 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
         only = ", ".join(name for name in groups if name != "each")
         raise ValueError(f"{asked} is not available by {subject}, only columns {only}")
     return groups[group]
+
+
+_RANKS: Final = (
+    Column("rank", "Rank"),
+    Column("gpu_ns", "GPU", "ns"),
+    Column("host_ns", "Host", "ns"),
+    Column("step", "Step", "ns", full="Median step"),
+    Column("steps", "Steps"),
+    Column("collective_ns", "Collectives", "ns"),
+    Column("source", "Profile", "text"),
+    Column("error", "Problem", "text"),
+)
+
+
+_EVENTS: Final = (
+    Column("event", "Event", "text"),
+    Column("lane", "Lane", "text", least=100),
+    Column("start_ns", "From", "ns"),
+    Column("length_ns", "Time", "ns"),
+)
+
+
+_FACTS: Final = (
+    "calls", "gpu_ns", "gpu_self_ns", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "gpu_busy_ns", "gpu_idle_ns",
+    "host_ns", "host_self_ns", "kernels", "kernels_total", "copies", "flops", "bytes", "params", "intensity",
+    "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound", "tc_ns", "reason", "memory_change_bytes",
+    "memory_peak_bytes",
+)  # fmt: skip
+
+
+_COUNTERS: Final = (
+    "stall_share", "stall_reason", "instructions", "load_store_share", "l1_throughput", "l1_hit_rate", "l2_throughput",
+    "l2_hit_rate", "l2_read_bytes_per_s", "l2_write_bytes_per_s", "dram_read_bytes_per_s", "dram_write_bytes_per_s",
+    "dram_throughput",
+)  # fmt: skip
+
+
+def page_columns() -> dict[str, list[dict[str, Any]]]:
+    """Return the columns of the page's tables as JSON-serializable values."""
+    kernel = find_view("kernel").shown
+    tables: dict[str, Iterable[Column]] = {
+        "tree": TREE.values(),
+        "kernels": [*kernel, COLUMNS["library"], COLUMNS["tensor_cores"]],
+        "kinds": find_view("kind").shown,
+        "roofline": of_names(ROOFLINE_COLUMNS),
+        "steps": [Column("process", "Process"), *find_view("step").shown],
+        "parts": find_view("summary").shown,
+        "layer_kernels": of_names(
+            ("phase", "kind", "tensor_cores", "calls", "gpu_ns=Time", "gpu_self_ns=Self", "mean_ns")
+        ),
+        "kernel_layers": of_names(("phase", "gpu_ns=Time", Column("main_ns", "Share", "share"), "calls", "mean_ns")),
+        "facts": of_names(_FACTS),
+        "counters": of_names(_COUNTERS),
+        "ranks": _RANKS,
+        "across": ACROSS.values(),
+        "compared": COMPARED.values(),
+        "events": _EVENTS,
+    }
+    return {name: as_data(columns) for name, columns in tables.items()}

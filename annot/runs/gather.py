@@ -17,9 +17,9 @@ from annot.analyze.comparable import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
-from annot.report.report import Order, Report
+from annot.report.table import Options, Order, Table, process
 from annot.report.terminal.layout import plain_text
-from annot.report.terminal.ranks import RanksReport, print_ranks, print_ranks_answer
+from annot.report.terminal.ranks import RanksTable, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
@@ -80,7 +80,7 @@ class RankTable:
 
     rank: int | None
     process: int | None
-    report: Report
+    report: Table
     collectives: pl.DataFrame | None = None
     times: RankTimes | None = None
     program: Program | None = None
@@ -94,10 +94,8 @@ class OneRankError(ValueError):
         self.arguments = arguments
 
 
-class ShownRanks(RanksReport):
-    """A comparison of ranks that prints its table, and that a notebook displays."""
-
-    __slots__ = ()
+class ShownRanks(RanksTable):
+    """A comparison of ranks that prints itself, and that a notebook displays."""
 
     def __repr__(self) -> str:
         return plain_text(partial(print_ranks, self)).rstrip("\n")
@@ -142,7 +140,7 @@ class Ranks(Frames):
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), rank: int | None = None,
+        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True, rank: int | None = None,
     ) -> ShownRanks | Shown:  # fmt: skip
         """Return the comparison of the ranks, or the view of one rank.
 
@@ -151,7 +149,7 @@ class Ranks(Frames):
 
         Args:
             by, columns, top, min_share, sort, total: see `Run.view`.
-            each, depth, expand, brief: see `Run.view`; for one rank.
+            each, depth, expand, brief, draw: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
 
         Returns:
@@ -179,14 +177,13 @@ class Ranks(Frames):
         if rank is not None:
             return self.rank(rank).view(
                 by, columns, each=each, depth=depth, top=top, min_share=min_share, sort=sort, total=total, brief=brief,
-                expand=expand,
+                expand=expand, draw=draw,
             )  # fmt: skip
         given = {"each": each, "depth": depth is not None, "expand": paths_to_expand(expand, view)}
         if not view.keys or any(given.values()):
             names = [name for name, value in given.items() if value]
             raise OneRankError(*names[:1] or (f"by {by}", *([f"columns {columns}"] if columns != "time" else [])))
-        report = self._compared(view, total).at_least(min_share)
-        return report.sorted(sort) if top is None else report.top(top)
+        return process(self._compared(view, total), Options(min_share=min_share, sort=sort, top=top))
 
     def rank(self, number: int) -> Run:
         """Return the run of one rank.
@@ -311,7 +308,7 @@ def rank_tables(path: str, view: str, selection: Selection, total: bool = True) 
 
 def _table(run: Run, view: str, total: bool) -> RankTable:
     attribution = run.attribution_for(views()[view], total=total)
-    report = run.view(view, total=total)
+    report = run.view(view, total=total, draw=False)
     steps = report.meta.get("per_step", 1)
     collectives = collective_time(attribution)
     rows = with_collectives(report.rows, attribution, views()[view], steps)
@@ -360,7 +357,8 @@ def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) ->
     if view.key == _COMMUNICATION:
         rows, across = _add_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
-    return ShownRanks(view, time, rows, across, reports, _meta(ranks, tables))
+    meta = _meta(ranks, tables)
+    return ShownRanks(view=view, rows=rows, meta=meta, compared=time, across=across, ranks=reports)
 
 
 def _add_skew(

@@ -21,10 +21,8 @@ from annot.attribution.summary import summarize
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
-from annot.report.columns import COLUMNS
-from annot.report.folds import folded_rows, folds_of, with_groups
-from annot.report.layer_tree import at_depth, lines_at_depth
-from annot.report.report import ORDERS, Order, Report
+from annot.report.table import ORDERS, Options, Order, Table, process
+from annot.report.tree import folds_of, with_groups
 from annot.report.views import View, find_view
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
@@ -47,10 +45,8 @@ IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
 
 
-class Shown(Report):
-    """A report that prints its table, and that a notebook displays."""
-
-    __slots__ = ()
+class Shown(Table):
+    """A table that prints itself, and that a notebook displays."""
 
     def __repr__(self) -> str:
         from annot.report.terminal.table import as_text
@@ -95,7 +91,7 @@ class Frames(ABC):
         """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
         from annot.report.export.json_csv_parquet import as_json
 
-        chunks = as_json(self.view(by, **{"total": True} | options))
+        chunks = as_json(self.view(by, **{"total": True, "draw": False} | options))
         write_file(path, (chunk.encode() for chunk in chunks), force=True)
 
     @abstractmethod
@@ -192,7 +188,7 @@ class Run(Frames):
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (),
+        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True,
     ) -> Shown:  # fmt: skip
         """Return a view of the profile, to print or to write.
 
@@ -209,6 +205,7 @@ class Run(Frames):
             brief: also make the breakdown of the step time and the advice, if the profile is small.
             expand: path of layers, such as ``layers`` or ``layers.7``, or several, that tables by layer show one by
                 one instead of in folds; ``""``: all layers.
+            draw: whether the view is printed; false: only its rows and meta are needed, for a file.
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
@@ -217,7 +214,7 @@ class Run(Frames):
         """
         view = find_view(by, columns, each=each)
         check(depth, top, min_share, sort)
-        expand = paths_to_expand(expand, view)
+        options = Options(depth, paths_to_expand(expand, view), min_share=min_share, sort=sort, top=top, draw=draw)
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
@@ -229,20 +226,15 @@ class Run(Frames):
         rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
-        if depth is not None:
-            if "layer" not in rows.columns or not view.sums:
-                raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
-            rows = at_depth(rows, depth, by_line(attribution))
-        kernels = brief and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
+        kernels = brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
-        bounds = _bounds(view, attribution, advice)
-        shares = {} if advice is None else self._shares()
-        report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
-        if not total and view.sums and (steps := self.steps_in(attribution)):
-            report = report.per_step(steps)
-        report = report.at_least(min_share) if min_share else report
-        return report.sorted(sort) if top is None else report.top(top)
+        lines = by_line(attribution) if view.folds or depth is not None else None
+        is_answer = draw and advice is not None
+        bounds = _bounds(attribution) if is_answer and view.layout == "tree" else {}
+        shares = self._shares() if is_answer else {}
+        table = Shown(view, rows, meta, shares, advice or (), instead, lines, bounds=bounds)
+        steps = self.steps_in(attribution) if view.sums and not total else 0
+        return process(table, replace(options, steps=steps))
 
     def attribution_for(self, view: View, *, total: bool = False) -> Attribution:
         """Return the attribution from which a view takes its rows; `total` as in `view`."""
@@ -275,7 +267,7 @@ class Run(Frames):
         Raises:
             AnnotError: the file cannot be written.
         """
-        from annot.report.export.files import write_trace_file
+        from annot.report.export.chrome_trace import write_trace_file
 
         try:
             write_trace_file(self.attribution_with_calls, self.path, Path(path), force=True)
@@ -293,7 +285,7 @@ class Run(Frames):
         from annot.report.page.data import run_data
 
         attribution = self.attribution_with_calls  # first, because it serves all views of a profile without steps
-        layers = self.view("layer", "all")
+        layers = self.view("layer", "all", draw=False)
         return run_data(attribution, self.path, layers, shown=self.attribution_for(layers.view), **options)
 
     def _meta(self, attribution: Attribution) -> dict[str, Any]:
@@ -388,8 +380,8 @@ class Run(Frames):
         return with_groups(rows, by_line(attribution))
 
     def __repr__(self) -> str:
-        from annot.report.terminal.answer import print_answer
         from annot.report.terminal.layout import plain_text
+        from annot.report.terminal.table import print_answer
 
         return plain_text(partial(print_answer, self._table, more=IN_PYTHON, reasons=".view('advice')")).rstrip("\n")
 
@@ -405,29 +397,14 @@ class Run(Frames):
         return self.view(brief=True)
 
 
-def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
-    """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
+def _bounds(attribution: Attribution) -> dict[tuple[str, str, str], str]:
+    """Return what bounds each layer, for the answer."""
     from annot.analyze.hardware_counters import default_peaks
     from annot.analyze.roofline import layer_roofline
 
-    if view.layout != "tree" or advice is None:
-        return {}
     rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
     columns = rows.select("layer", "module", "phase", "bound")
     return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
-
-
-def _trees(
-    view: View, attribution: Attribution, rows: pl.DataFrame, depth: int | None, expand: Sequence[str]
-) -> dict[str, Any]:
-    """Return `every` and `tree` of a report by layer: with `expand`, some layers are separate."""
-    lines = by_line(attribution)
-    if view.layout == "tree":
-        lines = with_groups(lines, lines, expand)
-        return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
-    shown = with_groups(rows, lines, expand) if expand else rows
-    tree = folded_rows(shown, {**COLUMNS, **{column.name: column for column in view.shown}}.values())
-    return {"every": rows, "tree": tree}
 
 
 def check(depth: int | None, top: int | None, min_share: float, sort: str) -> None:

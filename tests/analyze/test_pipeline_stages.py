@@ -26,7 +26,7 @@ from annot import load
 from annot.analyze.communication import by_stage
 from annot.attribution.attribute import Attribution, attribute
 from annot.report.terminal.layout import plain_text
-from annot.report.terminal.ranks import RanksReport, print_ranks
+from annot.report.terminal.ranks import RanksTable, print_ranks
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
@@ -108,7 +108,7 @@ def test_ranks_are_compared_by_their_bubbles(tmp_path: Path) -> None:
         paths.append(profile.write(tmp_path / f"rank{rank}.sqlite"))
     run = annot.open(list(map(str, paths)))
     report = run.view("stage", total=True)
-    assert isinstance(report, RanksReport)
+    assert isinstance(report, RanksTable)
     found = report.across.select("action", "ranks", "median_ns", "max_ns", "slowest").rows()
     assert found == [("0F0", 2, 0, 0, 0), ("0B0", 2, 500, 600, 2), ("1F0", 1, 0, 0, 1), ("1B0", 1, 500, 500, 1)]
     assert "Bubble by stage over 3 ranks" in plain_text(partial(print_ranks, report))

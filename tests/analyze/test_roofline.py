@@ -16,7 +16,7 @@ from annot.analyze.roofline import kernel_roofline, layer_roofline
 from annot.attribution.attribute import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
-from annot.report.terminal.roofline import roofline_report
+from annot.report.terminal.table import roofline_table
 from annot.runs.run import Run
 from annot.runs.selection import Selection
 
@@ -176,11 +176,11 @@ def test_rows_above_the_roof_are_said() -> None:
     """A layer that does more than the peaks allow is no measurement without a word."""
     profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9000).kernel(1, (10, 1010))
     work = _work(("fc", "Linear", "forward", 2_000_000, 1000))
-    report = roofline_report("layer", layer_roofline(attribute(profile.build()), ROOF, work), ROOF, "")
+    report = roofline_table("layer", layer_roofline(attribute(profile.build()), ROOF, work), ROOF, "")
     assert report.rows["roof_share"].to_list() == [pytest.approx(2.0)]
     assert report.meta["notes"][0].startswith("1 row is above the roof, up to 200.0% of it")
     fine = _work(("fc", "Linear", "forward", 500_000, 1000))
-    report = roofline_report("layer", layer_roofline(attribute(profile.build()), ROOF, fine), ROOF, "")
+    report = roofline_table("layer", layer_roofline(attribute(profile.build()), ROOF, fine), ROOF, "")
     assert report.meta["notes"] == []
 
 

@@ -13,7 +13,7 @@ from tables import Rows
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.layer_tables import by_layer, by_line
 from annot.labels import tag
-from annot.report.layer_tree import Line, layer_lines
+from annot.report.tree import Line, layer_lines
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from annot.attribution.layer_tables import by_layer, by_op, by_phase
 from annot.attribution.summary import by_step, summarize
 from annot.labels.foreign import WARM_UP, folded, phase_of
 from annot.read.formats import load
-from annot.report.layer_tree import layer_lines, tree_columns
-from annot.report.terminal.table import print_table
+from annot.report.terminal.table import print_table, tree_columns
+from annot.report.tree import layer_lines
 from annot.runs.run import Run
 
 NAMES = ("Step 1", "Step 2", "Step 4", "layers.0", "layers.1", "Forward", "backward", "step", "x", "epoch 1 item 7")
@@ -288,12 +288,12 @@ def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total
         rows.range("Forward", start + 20, start + 40).range("backward", start + 50, start + 80)
         rows.kernel(start + 25, (start + 25, start + 32)).kernel(start + 55, (start + 55, start + 66))
     report = Run(rows.build()).view(total=total, **left_out)
-    lines = layer_lines(report.tree_rows, report.every)
+    lines = layer_lines(report.shown, report.lines)
     times = 2 if total else 1
     assert [lines[0].get("gpu_ns", *phase) for phase in (["forward"], ["backward"], [])] == [
         7 * times, 11 * times, 18 * times,
     ]  # fmt: skip
-    assert [column.title for column in tree_columns(report, lines)][:3] == ["Forward", "Backward", "Total"]
+    assert [column.title for column in tree_columns(report)][:3] == ["Forward", "Backward", "Total"]
 
 
 def test_a_limited_depth_keeps_the_times(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sqlite_profile import training
 from annot.attribution.attribute import Attribution
 from annot.cli.main import main, make_parser, with_command
 from annot.profile import Profile
-from annot.report.report import Report
+from annot.report.table import Table
 from annot.report.views import COLUMN_GROUPS, views
 from annot.runs.run import Run
 
@@ -61,7 +61,7 @@ def test_a_table_takes_the_way_of_the_guide(source: Path, capsys: pytest.Capture
             values = [
                 frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             ]
-            if any(isinstance(value, Run | Profile | Attribution | Report) or _is(value, source) for value in values):
+            if any(isinstance(value, Run | Profile | Attribution | Table) or _is(value, source) for value in values):
                 seen.add(code.co_filename.rpartition("/annot/")[2])
 
     sys.setprofile(note)

@@ -26,7 +26,7 @@ from annot.attribution.attribute import attribute  # noqa: E402
 from annot.attribution.layer_tables import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
-from annot.report.layer_tree import layer_lines  # noqa: E402
+from annot.report.tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_ranges, module_sites  # noqa: E402
 
 PythonWrapperCodegen = getattr(generated, "PythonWrapperCodegen", None) or generated.WrapperCodeGen  # up to PyTorch 2.5

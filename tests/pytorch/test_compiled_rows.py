@@ -22,7 +22,7 @@ from annot.attribution.layer_tables import (  # noqa: E402
     by_layer,
     by_line,
 )
-from annot.report.layer_tree import Line, layer_lines  # noqa: E402
+from annot.report.tree import Line, layer_lines  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

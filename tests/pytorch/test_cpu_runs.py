@@ -16,7 +16,7 @@ from commands import needs_recorder
 
 from annot.analyze.communication import by_communication
 from annot.analyze.run_summary import by_summary
-from annot.report.terminal.ranks import RanksReport
+from annot.report.terminal.ranks import RanksTable
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
 from annot.runs.selection import Selection
@@ -78,8 +78,8 @@ def test_a_late_rank_is_waited_for_in_all_reduce(two_ranks: Path) -> None:
     assert advice["stragglers"].startswith(f"Rank {cpu_runs.LATE} computes for ")
     ranks = Ranks([str(two_ranks)], Selection(by_process=True))
     communication, report = ranks.view("layer", "communication"), ranks.view("layer")
-    assert isinstance(communication, RanksReport)
-    assert isinstance(report, RanksReport)
+    assert isinstance(communication, RanksTable)
+    assert isinstance(report, RanksTable)
     found = communication.across.filter(pl.col("phase") == "backward")
     assert found["late"].to_list() == [cpu_runs.LATE]
     assert report.meta["across"]["collective_ns"]["fastest"] == cpu_runs.LATE

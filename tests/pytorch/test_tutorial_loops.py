@@ -10,8 +10,6 @@ import tutorial_loops
 from commands import annot as run_annot
 from commands import needs_recorder
 
-from annot.report.folds import shown_lines
-from annot.report.layer_tree import other_lines
 from annot.runs.run import Run
 
 pytestmark = [needs_recorder, pytest.mark.slow]
@@ -30,7 +28,7 @@ def test_loop(name: str, tmp_path: Path) -> None:
     assert run.steps["step_ns"].sum() <= loop_ns
     if not steps:
         assert report.meta["steps_missing"].startswith("only layers repeat, without a backward pass or an optimizer")
-    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
+    lines = [*report.tree, *report.others]
     assert sum(line.get("host_ns") or 0 for line in lines if not line.depth) == pytest.approx(report.whole)
     assert all((line.get("host_ns") or 0) <= (report.whole or 0) * (1 + 1e-9) for line in lines)
     assert report.scope == ""

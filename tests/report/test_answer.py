@@ -29,13 +29,11 @@ from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError
 from annot.report.columns import Formatted
-from annot.report.hottest import hottest_rows, named_rows
 from annot.report.page.data import report_data
-from annot.report.report import Report
-from annot.report.terminal.answer import LINES, print_answer
-from annot.report.terminal.compare import ComparisonReport
-from annot.report.terminal.layout import fitted_table
-from annot.report.terminal.table import print_table
+from annot.report.table import Options, Table, process
+from annot.report.terminal.compare import comparison_table
+from annot.report.terminal.layout import LINES, fitted_table
+from annot.report.terminal.table import hottest_rows, named_rows, print_answer, print_table
 from annot.runs.run import Run
 
 OWN = Path(__file__).parents[1] / "data"
@@ -221,7 +219,7 @@ def test_comparisons_have_answers(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_rows_of_compared_profiles_that_change_most() -> None:
     """`top` keeps the largest changes, the largest first, faster or slower."""
     sides = [_changed(times) for times in ((10, 50, 30, 5), (40, 40, 10, 6))]
-    report = ComparisonReport(compare(*sides), "a", "b", top=3)
+    report = process(comparison_table(compare(*sides), "a", "b"), Options(top=3))
     assert report.rows["difference_ns"].abs().to_list() == [30_000, 20_000, 10_000]
 
 
@@ -259,7 +257,7 @@ def test_a_column_to_keep_stays_where_others_give_way(kept: int) -> None:
     assert heads == [f"Head{place}" for place in sorted({kept, *[other for other in range(5) if other != kept][:2]})]
 
 
-def _advised(report: Report, width: int, *, verdict: str = "") -> list[str]:
+def _advised(report: Table, width: int, *, verdict: str = "") -> list[str]:
     """The lines of the advice in the answer of a report with a verdict of some length."""
     changed = replace(report, meta=report.meta | {"verdict": verdict or report.meta["verdict"]})
     lines = _printed(partial(print_answer, changed, more=MORE, reasons="--by advice"), width)
@@ -342,7 +340,7 @@ def test_optimizers_and_losses_have_no_class_of_the_model(tmp_path: Path) -> Non
     rows.range("Loss MSELoss [4,8]f32 |fwd", 1000, 1500).range("Optimizer Adam |opt", 1500, 1900)
     report = Run(rows.build()).view(brief=True)
     of_model = pl.when(module="Net").then(pl.lit("net.py:3"))
-    report = replace(report, rows=report.rows.with_columns(source=of_model), every=None)
+    report = replace(report, rows=report.rows.with_columns(source=of_model), lines=None)
     sources = {row.path: row.source for row in named_rows(report)}
     assert sources["fc"] == "net.py:3"
     assert [source for path, source in sources.items() if "Optimizer" in path or "Loss" in path] == ["", ""]

@@ -28,7 +28,7 @@ from annot.cli.main import main
 from annot.doctor import profilers
 from annot.doctor.finding import Machine
 from annot.read.nsys.sqlite_export import FINDINGS_PROCESS
-from annot.report.export.findings import findings
+from annot.report.export.nsys_report import findings
 from annot.util.installed_tools import Nsys, find_nsys
 
 REPORT = b"NVIDIA Tegra Profiler Report 1.\n"

@@ -18,7 +18,7 @@ from sqlite_profile import training
 
 from annot.read.formats import load
 from annot.report.export import json_csv_parquet
-from annot.report.report import Report
+from annot.report.table import Table
 from annot.report.views import views
 from annot.runs.run import Run
 
@@ -30,12 +30,12 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def report(source: Path) -> Report:
+def report(source: Path) -> Table:
     """Its layers."""
     return Run(load(source)).view(total=True)
 
 
-def test_json_has_the_contract(report: Report, source: Path) -> None:
+def test_json_has_the_contract(report: Table, source: Path) -> None:
     """One object with meta and layers, whose keys and exact sums are those of the design."""
     data = json.loads("".join(json_csv_parquet.as_json(report)))
     meta, layers = data["meta"], data["layers"]
@@ -86,7 +86,7 @@ def test_csv_reads_back(source: Path, by: str) -> None:
     assert back.height == report.rows.height
 
 
-def test_csv_joins_shapes(report: Report) -> None:
+def test_csv_joins_shapes(report: Table) -> None:
     """The shapes of a layer stand in one field."""
     line = next(
         line
@@ -144,7 +144,7 @@ def test_unknown_host_times_are_null() -> None:
     assert "".join(json_csv_parquet.as_csv(report)).splitlines()[1].startswith("fc,Linear,forward,1,,,40,40,")
 
 
-def test_parquet_reads_back(report: Report) -> None:
+def test_parquet_reads_back(report: Table) -> None:
     """Parquet keeps types and lists, and carries the totals."""
     content = json_csv_parquet.as_parquet(report)
     assert pl.read_parquet(io.BytesIO(content)).equals(report.rows)

@@ -16,11 +16,10 @@ from shared_data import shared
 from tables import Rows
 
 from annot.profile import Profile
-from annot.report.folds import shown_lines, spread_of, with_groups
-from annot.report.layer_tree import Line, layer_lines, other_lines
-from annot.report.report import Report
+from annot.report.table import Options, Table, keep_share, process, sort
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.table import print_table
+from annot.report.tree import Line, layer_lines, spread_of, with_groups
 from annot.runs.run import Run
 
 NORM = "[4,16]f32"
@@ -54,7 +53,7 @@ def _profile(*layers: str) -> Profile:
 
 def _shown(profile: Profile, *expand: str, **options: Any) -> list[str]:
     """The labels of the layer table, with indentation, classes and counts."""
-    lines = shown_lines(Run(profile).view(expand=expand, total=True, **options))
+    lines = Run(profile).view(expand=expand, total=True, **options).tree
     return [f"{'  ' * line.depth}{' '.join(filter(None, (line.label, line.module, line.count)))}" for line in lines]
 
 
@@ -126,7 +125,7 @@ def test_folds_inside_folds() -> None:
     assert _shown(profile, "layers.3") == [
         "layers.* Block ×4", "  experts.* Expert ×32", "layers.3 Block", *(f"  experts.{n} Expert" for n in range(8)),
     ]  # fmt: skip
-    experts = shown_lines(Run(profile).view(total=True))[1]
+    experts = Run(profile).view(total=True).tree[1]
     slow = max(experts.members, key=lambda line: line.get("host_ns"))
     spread = spread_of(experts, "host_ns")
     assert spread is not None
@@ -154,7 +153,7 @@ def test_expanded_layers_leave_the_fold(expand: tuple[str, ...], lines: int) -> 
     """By the path of what contains them, of themselves or of what is inside; the fold has the sum of the others."""
     profile = _profile(*_blocks(10, "fc Linear"), "head Linear")
     assert len(_shown(profile, *expand)) == lines
-    found = shown_lines(Run(profile).view(expand=expand, total=True))
+    found = Run(profile).view(expand=expand, total=True).tree
     assert sum(line.get("host_self_ns") for line in found) == Run(profile).meta["host_ns"]
     assert {line.key[0] for line in found if not line.members} >= {"head"}
 
@@ -195,13 +194,13 @@ def _trees(draw: st.DrawFn) -> pl.DataFrame:
     return added.hstack(table)
 
 
-def _report(rows: pl.DataFrame) -> Report:
+def _report(rows: pl.DataFrame) -> Table:
     from annot.report.views import find_view
 
     whole = int(rows["gpu_self_ns"].sum())
     meta = {"kernels": 1, "copies": 0, "gpu_ns": whole, "whole_ns": whole, "host_ns": 1, "notes": []}
     files = rows.drop("line", "parent", "is_layer", "level", "shown")
-    return Report(find_view("layer"), files, meta, every=rows, tree=rows)
+    return Table(find_view("layer"), files, meta, lines=rows, drawn=rows)
 
 
 def _filled(path: str, index: str) -> str:
@@ -223,7 +222,7 @@ def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
     """Each row is in exactly one line, and each sum, median and maximum is that of the rows, to the nanosecond."""
     rows = with_groups(table, table)
     assert rows.drop("group", "shown").equals(table)
-    lines = shown_lines(_report(rows))
+    lines = _report(rows).tree
     for line in lines:
         mine = _of(rows, line)
         for column in SUMS:
@@ -245,35 +244,35 @@ def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
         assert sum(line.get(column) for line in lines) == rows[column].sum()
 
 
-def _numbers(report: Report) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+def _numbers(report: Table) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     """What each line of the layer table prints: its sums, all phases, and the spread of a fold."""
-    columns = [name for name in SUMS if name in report.tree_rows.columns]
+    columns = [name for name in SUMS if name in report.shown.columns]
     return {
         (*line.key, kind): (
             tuple(line.get(column, *phases) for column in columns for phases in ((), ("forward",), ("backward",))),
             line.phases.keys(), line.input, len(line.members), spread_of(line, report.time),
         )
         for kind, lines in (
-            ("", shown_lines(report)), ("other", other_lines(report.tree_rows, report.every)),
+            ("", report.tree), ("other", report.others),
         )
         for line in lines
     }  # fmt: skip
 
 
-def _selected(report: Report, top: int, share: float) -> None:
-    """Check that selections drop or keep whole lines: `at_least` by their total times, `top` by their self times."""
+def _selected(report: Table, top: int, share: float) -> None:
+    """Check that selections drop or keep whole lines: `keep_share` by their total times, `top` by their self times."""
     every = _numbers(report)
     totals, own = (
         {key: sum(time or 0 for time in numbers[0][3 * SUMS.index(name) : 3 * SUMS.index(name) + 1])
          for key, numbers in every.items()}
         for name in (report.time, report.time.replace("_ns", "_self_ns"))
     )  # fmt: skip
-    kept = _numbers(report.at_least(share))
+    kept = _numbers(keep_share(report, Options(min_share=share)))
     assert kept == {key: every[key] for key in every if totals[key] >= share * (report.whole or 0)}
-    longest = _numbers(report.top(top))
+    longest = _numbers(process(report, Options(top=top)))
     assert longest.items() <= every.items()
     assert sorted(own[key] for key in longest) == sorted(own.values())[-top:]
-    assert _numbers(report.sorted("time")) == every
+    assert _numbers(sort(report, Options(sort="time"))) == every
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -284,7 +283,7 @@ def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float
     _selected(report, top, share)
     rows, time = report.rows, pl.col("gpu_self_ns")
     sums = rows.group_by("layer", "module").agg(time.sum()).sort("gpu_self_ns", descending=True).head(top)
-    written = report.top(top).rows
+    written = process(report, Options(top=top)).rows
     assert (
         written.group_by("layer", "module")
         .agg(time.sum())["gpu_self_ns"]
@@ -313,7 +312,7 @@ def test_tables_with_a_line_per_phase_fold(columns: str) -> None:
     if report.rows.is_empty():  # no memory, no collectives
         return
     assert report.rows["layer"].n_unique() > 30
-    shown = report.tree_rows.rows(named=True)
+    shown = report.shown.rows(named=True)
     assert [(row["layer"], row["folded"]) for row in shown] == [
         ("layers.*", 30), ("layers.*.fc", 30), ("layers.*.norm", 30), ("head", None), ("(unattributed)", None),
     ]  # fmt: skip
@@ -328,19 +327,21 @@ def test_tables_with_a_line_per_phase_fold(columns: str) -> None:
     assert "layers.*.fc Linear ×30" in text
     assert len(text.splitlines()) < 20
     assert "layers.*.fc Linear ×30" in report._repr_html_().replace(' <span class="annot-class">', " ")
-    opened = run.view("layer", columns, total=True, expand=["layers.7"]).tree_rows
+    opened = run.view("layer", columns, total=True, expand=["layers.7"]).shown
     assert opened["layer"].to_list().count("layers.7.fc") == 1
     assert 29 in opened["folded"]
-    assert run.view("layer", columns, total=True, top=2).tree_rows.height == 2
+    assert run.view("layer", columns, total=True, top=2).shown.height == 2
 
 
 def test_all_rows_below_a_share() -> None:
     """The table says so, rather than that the profile has no layers."""
     report = Run(_profile(*_blocks(6, "fc Linear"), "head Linear")).view(total=True)
-    text = plain_text(lambda console: print_table(report.at_least(0.99), console))
+    text = plain_text(lambda console: print_table(keep_share(report, Options(min_share=0.99)), console))
     assert "No row has 99 % of the total time." in text
     assert "No layers were recorded" in plain_text(lambda console: print_table(Run(Rows().build()).view(), console))
-    assert "layers.* Block ×6" in plain_text(lambda console: print_table(report.at_least(0.5), console))
+    assert "layers.* Block ×6" in plain_text(
+        lambda console: print_table(keep_share(report, Options(min_share=0.5)), console)
+    )
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -350,7 +351,7 @@ def test_all_expanded_is_the_tree_without_folds(table: pl.DataFrame) -> None:
     rows = with_groups(table, table, ("",))
     assert rows["group"].null_count() == rows.height
     names = [(line.label, line.depth, line.key) for line in layer_lines(table)]
-    assert [(line.label, line.depth, line.key) for line in shown_lines(_report(rows))] == names
+    assert [(line.label, line.depth, line.key) for line in _report(rows).tree] == names
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -361,7 +362,7 @@ def test_real_models(name: str) -> None:
         shared("kineto/graph_pairs/sglang_decode/capture_bs32_rank0.json.gz")  # it lies beside the trace
     run = Run(str(shared(name)))
     report = run.view(total=True)
-    lines = shown_lines(report)
+    lines = report.tree
     fold = next(line for line in lines if line.label.endswith(label))
     assert fold.count == f"×{number}"
     assert len(lines) < report.rows["layer"].n_unique() / 4

@@ -15,9 +15,8 @@ from tables import Rows
 from annot.attribution.steps import steady_steps
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.report.report import Report
-from annot.report.terminal.answer import print_answer
-from annot.report.terminal.table import print_rest, print_table
+from annot.report.table import Table
+from annot.report.terminal.table import print_answer, print_rest, print_table
 from annot.runs.run import Run
 
 QUICK = ("kineto/hta_cpu_only.json.gz", "tf_cpu.xplane.pb", "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz")
@@ -32,7 +31,7 @@ _NS = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
 _TIME = r"([\d.,]+) (s|ms|µs|ns)"
 
 
-def _screen(report: Report, *, answer: bool = False) -> str:
+def _screen(report: Table, *, answer: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, width=1000)
     if answer:
@@ -75,7 +74,7 @@ def _check(run: Run) -> None:
     rows = steady_steps(run.view("step").rows)
     assert rows["step_ns"].mean() == pytest.approx(times["mean"], rel=1e-6, abs=1)
     if report.time == "host_ns" and "per_step" in report.meta:
-        outermost = report.tree_rows.filter(pl.col("parent") == -1)["host_ns"].sum()
+        outermost = report.shown.filter(pl.col("parent") == -1)["host_ns"].sum()
         assert outermost == pytest.approx(report.whole, rel=1e-6)
         assert (outermost > report.meta["wall_ns"] * (1 + 1e-9)) == ("over threads" in _screen(report))
 

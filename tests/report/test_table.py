@@ -19,8 +19,8 @@ from tables import Rows
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_line
 from annot.read.formats import load
-from annot.report.layer_tree import layer_lines
 from annot.report.terminal.table import print_table
+from annot.report.tree import layer_lines
 from annot.report.views import views
 from annot.runs.run import Run
 

@@ -15,9 +15,8 @@ from tables import MAIN, Rows
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer, by_line
 from annot.errors import AnnotError
-from annot.report.folds import shown_lines
-from annot.report.layer_tree import Line, layer_lines, other_lines
-from annot.report.report import Report
+from annot.report.table import Table
+from annot.report.tree import Line, layer_lines
 from annot.runs.run import Run
 
 QUICK = (
@@ -44,10 +43,10 @@ def _run(name: str, folder: Path) -> Run:
         pytest.skip(str(error))
 
 
-def _check(report: Report) -> None:
+def _check(report: Table) -> None:
     """Outermost lines make up the run, no line exceeds the one around it, and self time and lines inside add up."""
     time, own = report.time, report.time.replace("_ns", "_self_ns")
-    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
+    lines = [*report.tree, *report.others]
     whole = report.whole or 0
     assert sum(line.get(time) or 0 for line in lines if not line.depth) == pytest.approx(whole, rel=1e-9, abs=0.5)
     assert report.meta[time] <= whole * (1 + 1e-9)
@@ -168,11 +167,11 @@ def test_collectives_and_ranges_of_the_program_are_inside_layers() -> None:
         at = 1000 * block
         rows.range(f"h.{block} Block |fwd", at, at + 900).range("nccl:all_reduce", at + 10, at + 20)
         _kernels(rows, at + 15, at + 500)
-    lines = shown_lines(Run(rows.build()).view(total=True))
+    lines = Run(rows.build()).view(total=True).tree
     assert [(line.label, line.depth, line.count, line.get("gpu_ns")) for line in lines] == [
         ("Batch", 0, "", 12), ("h.*", 1, "×6", 12), ("nccl:all_reduce", 2, "", 6),
     ]  # fmt: skip
-    lines = shown_lines(Run(rows.build()).view(total=True, depth=0))
+    lines = Run(rows.build()).view(total=True, depth=0).tree
     assert [(line.label, line.get("gpu_self_ns")) for line in lines] == [("Batch", 0), ("h.*", 12)]
 
 

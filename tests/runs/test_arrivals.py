@@ -18,7 +18,7 @@ from annot.analyze.communication import collectives_of
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.read.formats import load
-from annot.report.terminal.ranks import RanksReport
+from annot.report.terminal.ranks import RanksTable
 from annot.runs.gather import Ranks
 from annot.runs.selection import Selection
 from annot.runs.skew import arrivals, skew_of
@@ -113,7 +113,7 @@ def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("COLUMNS", "80")
     paths = [str(path) for path in write_ranks(tmp_path)]
     report = Ranks(paths, workers=1).view("layer", "communication", total=True)
-    assert isinstance(report, RanksReport)
+    assert isinstance(report, RanksTable)
     row = report.across.filter(pl.col("late").is_not_null()).row(0, named=True)
     assert (row["skew_median_ns"], row["transfer_median_ns"], row["late"]) == (600 * US, 200 * US, SLOW)
     of_rank = report.rows.filter(pl.col("skew_ns").is_not_null()).sort("rank")

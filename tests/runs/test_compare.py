@@ -20,7 +20,7 @@ from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.errors import AnnotError
 from annot.read.formats import load
-from annot.report.terminal.ranks import RanksReport
+from annot.report.terminal.ranks import RanksTable
 from annot.report.views import views
 from annot.runs.executors import Failure, run_each
 from annot.runs.gather import Ranks, rank_tables
@@ -47,11 +47,11 @@ def cut(paths: list[Path], rank: int) -> list[Path]:
     return paths
 
 
-def _layer(report: RanksReport, layer: str, phase: str) -> dict[str, object]:
+def _layer(report: RanksTable, layer: str, phase: str) -> dict[str, object]:
     return report.across.filter(pl.col("layer") == layer, pl.col("phase") == phase).row(0, named=True)
 
 
-def _same(one: RanksReport, other: RanksReport) -> bool:
+def _same(one: RanksTable, other: RanksTable) -> bool:
     return one.across.equals(other.across) and one.rows.equals(other.rows) and one.meta == other.meta
 
 

@@ -22,7 +22,7 @@ from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer, by_line
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
-from annot.report.layer_tree import at_depth, layer_lines, lines_at_depth
+from annot.report.tree import cut, cut_layers, layer_lines
 from annot.report.views import COLUMN_GROUPS, View, find_view, views
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
@@ -300,12 +300,12 @@ def test_total_times_by_brute_force(calls: list[tuple[str, int]]) -> None:
     for depth in range(4):
         owners = {path: {one[min(len(one) - 1, depth)] for one in parts if one[-1] == path} for path in expected}
         shown = {path for path in expected if owners[path] != {next(iter(owners[path]))} or path in owners[path]}
-        kept = at_depth(layers, depth, lines)
+        kept = cut_layers(layers, depth, lines)
         assert dict(kept.select("layer", "gpu_ns").iter_rows()) == {
             path: expected[path] for path in expected if path in shown or any({path} == one for one in owners.values())
         }
         assert kept["gpu_self_ns"].sum() == total
-        assert lines_at_depth(lines, depth)["gpu_self_ns"].sum() == total
+        assert cut(lines, depth)["gpu_self_ns"].sum() == total
 
 
 def test_values_are_combined_by_their_column() -> None:
@@ -398,7 +398,7 @@ def test_arguments_of_views_are_checked(
 
 def test_one_path_to_expand_is_a_str(path: str) -> None:
     run = annot.open(path)
-    assert run.view(expand="features").tree_rows.equals(run.view(expand=["features"]).tree_rows)
+    assert run.view(expand="features").shown.equals(run.view(expand=["features"]).shown)
     assert run.view(top=1, depth=0, min_share=1, expand="").rows.height == 1
 
 

@@ -14,9 +14,9 @@ from annot.analyze.tensor_cores import matrix_units, precision_words
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import LAYER_PHASES, by_layer, by_line
 from annot.attribution.summary import by_step
+from annot.labels.tag import MODEL
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
-from annot.report.folds import with_groups
-from annot.report.layer_tree import MODEL, row_label
+from annot.report.tree import row_label, with_groups
 from annot.report.units import amount, duration, unit_for
 
 __all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]

@@ -8,20 +8,40 @@ start of the profile, with three decimals to keep ns exact.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
 
 import polars as pl
 
 from annot.analyze.trace_events import Events
+from annot.attribution.attribute import Attribution
+from annot.attribution.summary import summarize
 from annot.util.progress import tell
-
-__all__ = ["write_trace"]
+from annot.util.whole_files import created
 
 _ARGS: Final = ("layer", "module", "phase", "shapes", "gpu_ns")
 _SLICE: Final = 1 << 14
 """Events per slice. Slices keep temporary columns small."""
+
+
+def write_trace_file(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
+    """Write a timeline in Chrome's trace event format, compressed if the name ends in .gz.
+
+    `source` is the name of the profile for the metadata; `force` replaces an existing file.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+    meta = summarize(attribution) | {"source": source}
+    with created(path, force=force) as file:
+        if path.suffix != ".gz":
+            write_trace(Events(attribution), meta, file.write)
+            return
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            write_trace(Events(attribution), meta, cast(BinaryIO, packed).write)
 
 
 def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], Any]) -> None:

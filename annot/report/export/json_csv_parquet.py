@@ -6,11 +6,11 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import polars as pl
 
-__all__ = ["SCHEMA", "Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
+from annot.report.table import Table
 
 SCHEMA: Final = 1
 """Version of the columns and keys. It increases when one is removed or changes meaning, not for additions."""
@@ -24,23 +24,7 @@ _SLICE: Final = 50_000
 _TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
 
 
-class Tabular(Protocol):
-    """Interface of a report with rows and metadata."""
-
-    @property
-    def name(self) -> str:
-        """Plural of the subject of a row, such as `layers`."""
-
-    @property
-    def rows(self) -> pl.DataFrame:
-        """Rows of the report."""
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """Metadata of the report."""
-
-
-def as_json(report: Tabular) -> Iterator[str]:
+def as_json(report: Table) -> Iterator[str]:
     """Yield the text of one object: `meta`, and the rows under the name of the report, such as `layers`."""
     whole = json.dumps({"meta": _meta(report), report.name: []}, indent=2)
     if report.rows.is_empty():
@@ -53,13 +37,13 @@ def as_json(report: Tabular) -> Iterator[str]:
     yield "\n  ]\n}\n"
 
 
-def as_jsonl(report: Tabular) -> Iterator[str]:
+def as_jsonl(report: Table) -> Iterator[str]:
     """Yield one line of JSON per row, without `meta`."""
     for rows in report.rows.iter_slices(_SLICE):
         yield re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", rows.write_ndjson())
 
 
-def as_csv(report: Tabular) -> Iterator[str]:
+def as_csv(report: Table) -> Iterator[str]:
     """Yield the rows as CSV with a header. Lists are joined by ``; ``.
 
     Texts come from an untrusted profile. Control characters are escaped, and an apostrophe precedes texts that a
@@ -82,7 +66,7 @@ def _escaped(texts: pl.Series) -> pl.Series:
     return texts.str.replace(_FORMULA, "'$1")
 
 
-def as_parquet(report: Tabular) -> bytes:
+def as_parquet(report: Table) -> bytes:
     """Return the rows as a Parquet file, with `meta` as JSON under the metadata key ``annot``."""
     file = io.BytesIO()
     texts = [name for name, dtype in report.rows.schema.items() if dtype in _TEXTS]
@@ -91,5 +75,5 @@ def as_parquet(report: Tabular) -> bytes:
     return file.getvalue()
 
 
-def _meta(report: Tabular) -> dict[str, Any]:
+def _meta(report: Table) -> dict[str, Any]:
     return {"schema": SCHEMA, **report.meta}

@@ -1,4 +1,4 @@
-"""Copy of an Nsight Systems report with annot's findings as ranges on its timeline.
+"""Copy of an Nsight Systems report with the findings of each layer call as text ranges on its timeline.
 
 Two backends can add events to a report. The first one that is installed is used:
 
@@ -18,25 +18,80 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from annot.analyze.layer_details import spans
+from annot.analyze.layer_details import Spans, spans
 from annot.analyze.trace_events import Tracks
 from annot.attribution.attribute import Attribution
 from annot.errors import AnnotError
-from annot.labels.tag import FINDINGS
+from annot.labels.tag import COLORS, FINDINGS
 from annot.read.nsys import nsys_rep
 from annot.read.nsys.sqlite_export import FINDINGS_PROCESS
-from annot.report.export.findings import Finding, findings
-from annot.report.units import printable
+from annot.report.units import amount, duration, printable, share
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
 from annot.util.progress import tell
 
-__all__ = ["enrich", "nvtxt", "report_of_profile"]
+_LONGEST_TEXT: Final = 1000
+"""Maximum length of a text in characters; ImportNvtxt accepts about ten thousand."""
+_OTHER_COLOR: Final = COLORS["loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Range on a track (number in `annot.analyze.trace_events.Tracks`), with times in ns of the profile.
+
+    Ranges of a track nest. The text is one line without control characters, the color is 0xAARRGGBB.
+    """
+
+    track: int
+    start: int
+    end: int
+    text: str
+    color: int
+
+
+def findings(spans: Spans) -> Iterator[Finding]:
+    """Yield a range per span, ordered by track and start, outer ranges before inner ones.
+
+    Example:
+        >>> import polars as pl
+        >>> from annot.analyze.layer_details import spans
+        >>> from annot.attribution.attribute import attribute
+        >>> from annot.profile import Profile
+        >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
+        >>> ranges = Profile.build({}, ranges=pl.DataFrame([range_ | {"start": 0, "end": 9000}]))
+        >>> [finding.text for finding in findings(spans(attribute(ranges)))]
+        ['fc Linear forward · host 9.00 µs']
+    """
+    clock = "GPU" if spans.on_device else "host"
+    for count, row in enumerate(spans.rows.iter_rows(named=True), 1):
+        tell("writing findings", count, unit="ranges")
+        yield Finding(row["track"], row["start"], row["end"], _text(row, clock), COLORS.get(row["phase"], _OTHER_COLOR))
+
+
+def _text(row: dict[str, Any], clock: str) -> str:
+    layer = row["layer"] or ("(model)" if row["module"] and row["phase"] == "forward" else "")
+    phase = "" if row["phase"] == "other" else row["phase"]
+    number = "" if row["number"] is None else str(row["number"])
+    flops = amount(row["flops"])
+    unit = "FLOP" if flops[-1:].isalpha() else " FLOP"
+    bound = row["bound"] and f"{row['bound']}-bound"
+    of_roof = None if row["roof_share"] is None else f"{share(row['roof_share'], 1)} of the roof"
+    facts = (
+        " ".join(filter(None, (layer, row["module"], number, phase))),
+        row["shapes"],
+        f"{clock} {duration(row['time_ns'])}",
+        flops and f"{flops}{unit}",
+        ", ".join(filter(None, (bound, of_roof))),
+    )
+    text = printable(" · ".join(filter(None, facts)))
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+
 
 _MERGE_SECONDS: Final = 3600
 _SPECIAL: Final = re.compile(r"[/\[\]]")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
@@ -14,18 +16,24 @@ from annot.attribution.layer_tables import by_layer
 from annot.attribution.summary import by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
-from annot.report.columns import COLUMNS, formatted
 from annot.report.export import tfevents
-from annot.report.layer_tree import row_label
-from annot.report.report import Report
+from annot.report.table import Table
+from annot.report.tree import row_label
 from annot.report.units import count, duration, printable
 from annot.report.views import find_view
-
-__all__ = ["FILE", "event_file"]
+from annot.util.whole_files import created
 
 FILE: Final = "events.out.tfevents.0.annot"
 """Name of the file. TensorBoard recognizes event files by ``tfevents`` in the name."""
 _STEP_TIMES: Final = ("step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")
+
+
+def write_tensorboard(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
+    """Write the log folder `path` for TensorBoard; the other arguments are those of `write_trace_file`."""
+    content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
+    path.mkdir(parents=True, exist_ok=True)
+    with created(path / FILE, force=force) as file:
+        file.write(content)
 
 
 def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
@@ -40,7 +48,7 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     Raises AnnotError if the package protobuf is not installed.
     """
     wall_time = (attribution.meta.get("utc_start_ns") or 0) / 1e9
-    report = Report(find_view("layer"), by_layer(attribution), summarize(attribution) | {"source": source})
+    report = Table(find_view("layer"), by_layer(attribution), summarize(attribution) | {"source": source})
     yield tfevents.version(wall_time)
     yield from _step_scalars(attribution, wall_time)
     yield from _layer_scalars(attribution, report, wall_time)
@@ -66,7 +74,7 @@ def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]
         yield tfevents.scalars(wall_time + since / 1e9, row["step"], values)
 
 
-def _layer_scalars(attribution: Attribution, report: Report, wall_time: float) -> Iterator[bytes]:
+def _layer_scalars(attribution: Attribution, report: Table, wall_time: float) -> Iterator[bytes]:
     per_step = by_layer_and_step(attribution)
     if per_step.is_empty():
         per_step = report.rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -80,11 +88,10 @@ def _label(row: dict[str, Any]) -> str:
     return printable(" ".join(filter(None, row_label(row))))
 
 
-def _layer_table(report: Report) -> str:
+def _layer_table(report: Table) -> str:
     """Return the columns of the view, sums, as Markdown."""
-    rows = report.rows.with_columns(main_ns=report.column).to_dicts()
-    shown = [COLUMNS["phase"], *(column for column in report.view.shown if report.knows(column.name))]
-    columns = formatted(shown, rows, report.whole, units=True)
+    view = replace(report.view, columns=("phase", *report.view.columns))
+    rows, columns = replace(report, view=view).cells(units=True)
     lines = [(*row_label(row), *(column.show(row) for column in columns), ", ".join(row["shapes"][:1])) for row in rows]
     return _markdown(("Layer", "Module", *(column.title for column in columns), "Input"), lines)
 

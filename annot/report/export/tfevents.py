@@ -15,8 +15,6 @@ from typing import Any, Final
 from annot.errors import AnnotError
 from annot.util.protobuf import BYTES, DOUBLE, FLOAT, INT32, INT64, STRING, Fields, message_classes
 
-__all__ = ["crc32c", "image", "scalars", "text", "version"]
-
 _DT_STRING: Final = 7  # tensorflow.DataType
 _RGB: Final = 3
 

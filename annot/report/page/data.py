@@ -27,13 +27,11 @@ from annot.attribution.summary import by_step, summarize
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
-from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.folds import every_fold, folds_of, index_of, with_groups
-from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
+from annot.report.columns import COLUMNS, Column, as_data, per_step
 from annot.report.page import texts
-from annot.report.report import Report
-from annot.report.tables import as_data
+from annot.report.table import Table
 from annot.report.terminal.table import NO_BOUND
+from annot.report.tree import Line, every_fold, folds_of, index_of, layer_lines, other_lines, row_label, with_groups
 from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
 
@@ -116,7 +114,7 @@ def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
 
 
 def run_data(
-    attribution: Attribution, source: str, layers: Report, *, name: str = "", rank: int | None = None,
+    attribution: Attribution, source: str, layers: Table, *, name: str = "", rank: int | None = None,
     events: int = EVENTS, shown: Attribution | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the data of all views of one profile or rank.

@@ -12,13 +12,12 @@ from html import escape
 from typing import Any, Final
 
 from annot.report.charts.chart import INKS, Chart, as_svg
-from annot.report.columns import Formatted, formatted
-from annot.report.folds import shown_columns, shown_lines
-from annot.report.layer_tree import Line, other_lines, row_label
-from annot.report.report import Report
-from annot.report.tables import TREE
-from annot.report.terminal.ranks import RanksReport, ranks_columns, ranks_heading, ranks_totals
+from annot.report.columns import TREE, Formatted
+from annot.report.table import Table
+from annot.report.terminal.ranks import RanksTable, ranks_columns, ranks_heading, ranks_totals
+from annot.report.terminal.table import tree_columns
 from annot.report.totals import totals
+from annot.report.tree import Line, other_lines, row_label
 from annot.report.units import printable, share, unit_for
 
 __all__ = ["as_fragment", "as_ranks_fragment"]
@@ -42,7 +41,7 @@ _MOST: Final = 1000
 _TITLES: Final = {"steps": "Steps", "layers": "Longest layers", "roofline": "Roofline"}
 
 
-def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> str:
+def as_fragment(report: Table, charts: Mapping[str, Chart] | None = None) -> str:
     """Return a table with the totals below, and collapsible charts.
 
     Args:
@@ -56,7 +55,7 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
     return _fragment(f"{title}{report.scope}{report.each_step}", heads, rows, report.meta, totals(report), pictures)
 
 
-def as_ranks_fragment(report: RanksReport) -> str:
+def as_ranks_fragment(report: RanksTable) -> str:
     """Return the comparison of ranks as a table with the totals below."""
     shown = report.across.head(_MOST).to_dicts()
     columns = [column for column in ranks_columns(report) if any(map(column.show, shown))]
@@ -87,12 +86,10 @@ def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "
     return f"<tr><td{tooltip}>{label}</td>{cells}</tr>"
 
 
-def _flat(report: Report) -> tuple[Sequence[str], str]:
+def _flat(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
-    view, rows = report.view, report.tree_rows
-    rows = rows.with_columns(main_ns=report.column) if report.column else rows
-    shown = rows.head(_MOST).to_dicts()
-    columns = formatted([column for column in view.shown if report.knows(column.name)], shown, report.whole, units=True)
+    view = report.view
+    shown, columns = report.cells(_MOST, units=True)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
@@ -100,12 +97,12 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     return [view.label.capitalize(), *(column.title for column in columns)], lines
 
 
-def _tree(report: Report) -> tuple[Sequence[str], str]:
+def _tree(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
-    layers = shown_lines(report)
-    lines = [*layers, *other_lines(report.tree_rows, report.every)]
-    unit = unit_for(report.tree_rows[report.time]).name
-    columns = [column for column in shown_columns(report, layers) if any(map(column.show, lines))]
+    layers = report.tree
+    lines = [*layers, *other_lines(report.shown)]
+    unit = unit_for(report.shown[report.time]).name
+    columns = [column for column in tree_columns(report) if any(map(column.show, lines))]
     timed = {column.title for column in TREE.values() if column.unit == "ns"}
     heads = [f"{column.title}, {unit}" if column.title in timed else column.title for column in columns]
     bar = heads.index("Share") + 1 if "Share" in heads else 0
@@ -125,7 +122,7 @@ def _label(path: str, beside: str) -> str:
     return _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
 
 
-def _bar(line: Line, report: Report) -> str:
+def _bar(line: Line, report: Table) -> str:
     """Return a bar of forward, backward and other time, as shares of the total time."""
     whole, total = report.whole, line.get(report.time)
     if not whole or not total:

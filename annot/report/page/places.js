@@ -1,4 +1,4 @@
-// The lines and folds of the layer table by place. annot/report/folds.py finds the folds, such as `layers.*`, and data.py
+// The lines and folds of the layer table by place. annot/report/tree.py finds the folds, such as `layers.*`, and data.py
 // says what is inside each line and fold. The places of folds follow those of the lines; -1 stands for all layers.
 
 // Adds to a run what is around each place, and the line of each row.

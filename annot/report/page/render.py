@@ -19,8 +19,8 @@ from importlib.resources import files
 from itertools import chain
 from typing import Any, Final
 
-from annot.report.tables import page_columns
 from annot.report.units import units_as_data
+from annot.report.views import page_columns
 
 __all__ = ["as_page", "bundled"]
 

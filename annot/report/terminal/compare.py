@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import polars as pl
 from rich.console import Console, Group, RenderableType
@@ -13,113 +13,128 @@ from rich.text import Text
 from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
 from annot.analyze.kernel_names import short_names
-from annot.report.tables import COMPARED, head
-from annot.report.terminal.answer import HOTTEST, one_line, print_lines, what_is_left
-from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text, marked
+from annot.report.columns import COMPARED, head
+from annot.report.table import Options, Table, select, top
+from annot.report.terminal.layout import (
+    HOTTEST,
+    NARROW,
+    WIDE,
+    Ends,
+    Hanging,
+    fitted_table,
+    kernel_text,
+    left_out,
+    marked,
+    one_line,
+    print_blocks,
+)  # fmt: skip
 from annot.report.terminal.table import label_text
-from annot.report.units import duration, printable, unit_for
-
-__all__ = ["ComparisonReport", "print_comparison", "print_comparison_answer"]
+from annot.report.units import Unit, duration, printable, unit_for
+from annot.report.views import find_view
 
 _SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # kernel names per line
 _REASONS: Final = 2  # reasons in an answer why profiles are not comparable
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonReport:
-    """Comparison of two profiles, input of the renderers.
+@dataclass(frozen=True, kw_only=True)
+class ComparisonTable(Table):
+    """A table of two profiles; it draws repeated layers as one row, without those whose change other rows explain.
 
     Args:
         comparison: the comparison.
-        a, b: names of the profiles.
-        top: number of rows to keep, those whose time changes most; None: all.
-        least: share of the longer run (0 to 1) below which rows are left out.
     """
 
     comparison: Comparison
-    a: str
-    b: str
-    top: int | None = None
-    least: float = 0.0
 
     @property
-    def name(self) -> str:
-        """Plural of the subject, such as `layers`."""
-        return f"{self.comparison.by}s"
+    def is_tree(self) -> bool:
+        """Rows stand alone."""
+        return False
 
     @property
-    def rows(self) -> pl.DataFrame:
-        """Rows of the comparison, for files."""
-        return self.selected(self.comparison.rows)
-
-    def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows without those that `top` and `least` leave out; with `top`, those that change most come first."""
-        kept = rows.filter(pl.col("share") >= self.least) if self.least else rows
-        if self.top is None:
-            return kept
-        return kept.sort(pl.col("difference_ns").abs(), descending=True, maintain_order=True).head(self.top)
+    def whole(self) -> float:
+        """The column to select by holds shares."""
+        return 1.0
 
     @property
-    def meta(self) -> dict[str, Any]:
-        """Names of the profiles, compared time, steps, totals and comparability."""
-        comparison = self.comparison
-        names = {"a": self.a, "b": self.b, "devices": comparison.devices}
-        comparability = comparison.comparability
-        reasons = [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons]
-        comparable = {"comparable": comparability.comparable, "reasons": reasons, "notes": list(comparability.notes)}
-        times = {"time": comparison.time, "steps": comparison.steps, "whole": comparison.whole}
-        return names | times | {"step_time": comparison.step_time} | comparable
+    def column(self) -> str:
+        """Column with the share of the longer run, to select by."""
+        return "share"
+
+    @property
+    def order(self) -> str:
+        """Column by whose size, up or down, `top` selects."""
+        return "difference_ns"
+
+    def selected(self, column: str, **how: Any) -> Self:
+        """Return the table with rows selected by the size of a column."""
+        return self.changed(lambda rows: select(rows, pl.col(column).abs(), **how))
 
 
-def print_comparison(report: ComparisonReport, console: Console, *, full_names: bool = False) -> None:
+def comparison_table(comparison: Comparison, a: str, b: str) -> ComparisonTable:
+    """Return the table of a comparison of two profiles with the names `a` and `b`.
+
+    Its meta has names and devices of the profiles, compared time, steps, totals and comparability.
+    """
+    comparability = comparison.comparability
+    every = _folded(comparison)
+    return ComparisonTable(
+        view=find_view(comparison.by),
+        rows=comparison.rows,
+        drawn=every.filter(~pl.col("explained")) if "explained" in every.columns else every,
+        meta={
+            "a": a, "b": b, "devices": comparison.devices,
+            "time": comparison.time, "steps": comparison.steps, "whole": comparison.whole,
+            "step_time": comparison.step_time, "comparable": comparability.comparable,
+            "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
+            "notes": list(comparability.notes),
+        },
+        comparison=comparison,
+    )  # fmt: skip
+
+
+def _folded(comparison: Comparison) -> pl.DataFrame:
+    """The rows with repeated layers as one."""
+    return comparison.rows if comparison.folded is None else comparison.folded
+
+
+def print_comparison(table: ComparisonTable, console: Console, *, full_names: bool = False) -> None:
     """Print a comparison, largest slowdown first; the width of the console selects the columns.
 
-    Layers whose change other rows explain are left out. Repeated layers are one row. `full_names` prints kernels with
-    their full names.
+    `full_names` prints kernels with their full names.
     """
-    changed, left_out, fused = _changed(report)
-    rows, comparison = report.selected(changed), report.comparison
-    unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
-    heading = Text(_heading(comparison, unit.name), style="bold")
-    table = _table(report, rows, comparison.by.capitalize(), console.width, full_names=full_names)
-    console.print(Group(heading, table, *_left_out(left_out, fused), *_totals(report)))
+    heading = Text(_heading(table), style="bold")
+    drawn = _table(table, table.comparison.by.capitalize(), console.width, full_names=full_names)
+    console.print(Group(heading, drawn, *_hidden(table.comparison), *_totals(table)))
 
 
-def print_comparison_answer(report: ComparisonReport, console: Console, *, more: str) -> None:
+def print_comparison_answer(table: ComparisonTable, console: Console, *, more: str) -> None:
     """Print the totals and the rows that change most, in 15 lines. `more` says how to see the rest."""
-    changed, *_ = _changed(report)
-    rows, width, comparison = replace(report, top=HOTTEST).selected(changed), console.width, report.comparison
-    unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
-    comparability = comparison.comparability
-    reasons = [f"Not comparable: {printable(reason.text)}." for reason in comparability.reasons][:_REASONS]
-    texts = [*_step_lines(comparison), _total_line(comparison), *_sides(report), *reasons]
-    table = [_table(report, rows, _heading(comparison, unit.name), width)] if rows.height else []
-    left = what_is_left(changed.height, len(comparability.notes))
-    below = [one_line(Text(f"{left}: {more}", style="dim"), width)]
-    print_lines(console, [[one_line(Text(text), width) for text in texts], table, below], rows.height)
+    changed, width, comparison = top(table, Options(top=HOTTEST)), console.width, table.comparison
+    reasons = [f"Not comparable: {printable(reason.text)}." for reason in comparison.comparability.reasons][:_REASONS]
+    texts = [*_step_lines(comparison), _total_line(comparison), *_sides(table), *reasons]
+    rows = changed.shown.height
+    drawn = [_table(changed, _heading(changed), width)] if rows else []
+    below = left_out(table.shown.height, len(comparison.comparability.notes), more, width)
+    print_blocks(console, [[one_line(Text(text), width) for text in texts], drawn, below], rows)
 
 
-def _changed(report: ComparisonReport) -> tuple[pl.DataFrame, int, int]:
-    """The rows to print, with folds, the number of others, and how many of these are layers of fused kernels."""
-    comparison = report.comparison
-    every = comparison.rows if comparison.folded is None else comparison.folded
-    changed = every.filter(~pl.col("explained")) if "explained" in every.columns else every
-    fused = int(every["fused"].sum()) if "fused" in every.columns else 0
-    return changed, every.height - changed.height, fused
+def _unit(table: ComparisonTable) -> Unit:
+    """The unit of the times of both profiles."""
+    return unit_for(round(ns or 0) for side in ("a_ns", "b_ns") for ns in table.shown[side])
 
 
-def _heading(comparison: Comparison, unit: str) -> str:
+def _heading(table: ComparisonTable) -> str:
+    comparison = table.comparison
     what = "GPU" if comparison.time == "gpu_ns" else "Host"
-    return f"{what} time{'' if comparison.steps is None else ' per step'} by {comparison.by}, {unit}"
+    per_step = "" if comparison.steps is None else " per step"
+    return f"{what} time{per_step} by {comparison.by}, {_unit(table).name}"
 
 
-def _table(
-    report: ComparisonReport, table: pl.DataFrame, title: str, width: int, *, full_names: bool = False
-) -> RenderableType:
-    rows = table.to_dicts()
-    names = {} if full_names else short_names(report.comparison.kernels)
-    unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
+def _table(table: ComparisonTable, title: str, width: int, *, full_names: bool = False) -> RenderableType:
+    rows, unit = table.shown.to_dicts(), _unit(table)
+    names = {} if full_names else short_names(table.comparison.kernels)
     shows: dict[str, Callable[[dict[str, Any]], str]] = {
         "phase": lambda row: _phase(row, width),
         "a_ns": lambda row: _time(row["a_ns"], unit.show),
@@ -129,17 +144,19 @@ def _table(
         "uncertainty": _uncertainty,
         "share": lambda row: f"{100 * row['share']:.1f}%",
     }
-    always = {"a_ns": 0, "b_ns": 0} if report.comparison.by in ("phase", "kind") else {}  # short names leave room
+    always = {"a_ns": 0, "b_ns": 0} if table.comparison.by in ("phase", "kind") else {}  # short names leave room
     kept = ("difference_ns", "speedup")
     columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
     changes = [abs(row["difference_ns"]) for row in rows]
     labels = marked([_label(row, names) for row in rows], changes.index(max(changes)) if any(changes) else None)
-    return fitted_table(title, labels, columns, rows, width, ends, COMPARED["kernels_gone"].title)
+    return fitted_table(title, labels, columns, rows, width, Ends(ends, COMPARED["kernels_gone"].title))
 
 
-def _left_out(rows: int, fused: int) -> list[Text]:
-    """Return sentences about the rows that the table lacks; `fused` of them are layers of fused kernels."""
+def _hidden(comparison: Comparison) -> list[Text]:
+    """The sentences about the rows that the table lacks; some are layers of fused kernels."""
+    every = _folded(comparison)
+    rows, fused = (int(every[name].sum()) if name in every.columns else 0 for name in ("explained", "fused"))
     sentences = []
     for count, why, of_one in (
         (rows - fused, "rows inside them explain their changes", "rows inside it explain its change"),
@@ -206,12 +223,12 @@ def _changes(row: dict[str, Any], names: Mapping[str, str]) -> Text:
     return Text(" ".join(texts), style="dim")
 
 
-def _totals(report: ComparisonReport) -> list[RenderableType]:
-    comparison = report.comparison
+def _totals(table: ComparisonTable) -> list[RenderableType]:
+    comparison = table.comparison
     comparability = comparison.comparability
     return [
         Text(),
-        *map(Text, _sides(report)),
+        *map(Text, _sides(table)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
         *map(Text, _step_lines(comparison)),
@@ -219,9 +236,9 @@ def _totals(report: ComparisonReport) -> list[RenderableType]:
     ]
 
 
-def _sides(report: ComparisonReport) -> list[str]:
+def _sides(table: ComparisonTable) -> list[str]:
     """The profiles with their devices, a line each."""
-    sides = zip("AB", (report.a, report.b), report.comparison.devices, strict=True)
+    sides = zip("AB", (table.meta["a"], table.meta["b"]), table.comparison.devices, strict=True)
     return [f"{side}: {printable(path)}{device and f' ({printable(device)})'}" for side, path, device in sides]
 
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
 from annot.report.columns import Formatted
-from annot.report.units import printable
+from annot.report.units import count, printable
 from annot.util.ascii import ASCII
-
-__all__ = [
-    "FULL", "LABEL", "NARROW", "WIDE", "Hanging", "as_lines", "fitted_table", "kernel_text", "marked", "notes",
-    "plain_text", "verdict_lines",
-]  # fmt: skip
 
 NARROW, WIDE, FULL = 76, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
 LABEL: Final = 12  # minimum width of the names, in columns
 _FEW: Final = 3  # columns that always stay
+LINES: Final = 15
+"""Maximum number of lines of an answer."""
+HOTTEST: Final = 5
+_VERDICT: Final = 4
+"""Maximum numbers of rows, and of lines of the verdict in an answer."""
 
 
 def plain_text(show: Callable[[Console], None], width: int = FULL) -> str:
@@ -36,11 +36,28 @@ def plain_text(show: Callable[[Console], None], width: int = FULL) -> str:
     return text.getvalue()
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The last cells of the rows of a table.
+
+    Args:
+        texts: the cells; may be empty.
+        heading: their heading.
+        most: maximum width of the labels, which leave room for the last cells; None: unlimited.
+        room: width that columns and labels leave for the last cells.
+    """
+
+    texts: Sequence[Text] = ()
+    heading: str = "Input"
+    most: int | None = None
+    room: int = 0
+
+
 def fitted_table(
     title: str, labels: Sequence[Text], columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int,
-    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = LABEL, end_room: int = 0,
+    ends: Ends = Ends(), room: int = LABEL,
 ) -> RenderableType:  # fmt: skip
-    """Return a table that never truncates numbers. Labels and shapes share the remaining width.
+    """Return a table that never truncates numbers. Labels and last cells share the remaining width.
 
     Args:
         title: heading of the labels.
@@ -49,28 +66,24 @@ def fitted_table(
             spare ones are hidden first, then the last, and those to keep at the end.
         rows: input of the columns; None is an empty line.
         width: width of the terminal in columns.
-        shapes: last cell of each row; may be empty.
-        last: heading of the last cells.
-        most: maximum width of the labels; None: unlimited.
+        ends: last cell of each row.
         room: width that columns leave for the labels: the last columns are hidden first.
-        end_room: width that columns and labels leave for the last cells.
     """
     gap = 2 if width >= NARROW else 1
     wanted = min(room, max((label.cell_len for label in labels), default=0))
     shown = _filled(columns, rows, width)
-    longest_end = max((text.cell_len for text in shapes), default=0)
-    ending = min(end_room, longest_end) + gap if longest_end and end_room else 0
+    longest_end = max((text.cell_len for text in ends.texts), default=0)
+    ending = min(ends.room, longest_end) + gap if longest_end and ends.room else 0
     while (left := width - sum(column.width + gap for column in shown)) < wanted + ending and len(shown) > _FEW:
         shown = _drop_least(shown)
-    if ending:
-        most = left - ending
+    most = left - ending if ending else ends.most
     longest = max([len(title), *(label.cell_len for label in labels)])
     label = max(LABEL, min(left, most or left, longest))
-    end = max(len(last), min(longest_end, left - label - gap)) if longest_end else 0
+    end = max(len(ends.heading), min(longest_end, left - label - gap)) if longest_end else 0
     first = [Text(title, "bold"), *labels]
     cells = zip(*([column.title, *column.cells] for column in shown), strict=True) if shown else [()] * len(first)
-    ends = [Text(last, "bold"), *shapes] if end else [None] * len(first)
-    lines = [*zip(first, cells, ends, strict=True)]
+    last = [Text(ends.heading, "bold"), *ends.texts] if end else [None] * len(first)
+    lines = [*zip(first, cells, last, strict=True)]
     return _Table(lines, label, [column.width for column in shown], end, gap)
 
 
@@ -158,9 +171,9 @@ def _cut(text: Text, width: int, *, pad: bool = False) -> Text:
     return short
 
 
-def kernel_text(name: str) -> Text:
+def kernel_text(name: str, style: str = "") -> Text:
     """Return a kernel name without common namespaces; a name that is too long is cut at its end."""
-    return Text(_NAMESPACES.sub("", name), overflow="ellipsis")
+    return Text(_NAMESPACES.sub("", name), style, overflow="ellipsis")
 
 
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
@@ -187,6 +200,50 @@ def verdict_lines(meta: Mapping[str, Any]) -> list[Text]:
     """Return the verdict of a report, below the sentence about a recording that is cut."""
     lines = ((meta.get("cut"), "bold yellow"), (meta.get("verdict"), "bold"))
     return [Text(printable(text), style=style) for text, style in lines if text]
+
+
+def verdict_in_lines(meta: Mapping[str, Any], console: Console) -> list[Text]:
+    """Return the lines of the verdict of an answer, below the sentence about a recording that is cut."""
+    lines = [as_lines(text, console) for text in verdict_lines(meta)]
+    return [line for text in lines for line in cut_lines(text, _VERDICT // len(lines))]
+
+
+def print_blocks(console: Console, blocks: Sequence[Sequence[RenderableType]], further: int) -> None:
+    """Print the blocks of lines of an answer, with empty lines between them if `LINES` allows.
+
+    `further` is the number of lines beyond one per renderable.
+    """
+    filled = [block for block in blocks if block]
+    spare = LINES - sum(map(len, filled)) - further
+    for number, block in enumerate(filled):
+        if 0 < number <= spare:
+            console.print()
+        console.print(Group(*block))
+
+
+def left_out(rows: int, notes: int, more: str, width: int) -> list[Text]:
+    """Return the line about what an answer leaves out, rows and notes, and how to see `more`; empty: it follows."""
+    if not more:
+        return []
+    notes_left = f", {'1 note' if notes == 1 else f'{notes} notes'}" if notes else ""
+    text = f"{'Table' if rows == 1 else f'All {count(rows)} rows'}{notes_left}: {more}"
+    return [one_line(Text(text, style="dim"), width)]
+
+
+def one_line(text: Text, width: int) -> Text:
+    """Return a text cut to one line."""
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def cut_lines(lines: list[Text], most: int) -> list[Text]:
+    """Return the first lines, with an ellipsis where others follow."""
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    last.rstrip()
+    last.append("…")
+    return lines[:most]
 
 
 def notes(meta: dict[str, Any]) -> list[RenderableType]:

@@ -10,23 +10,21 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.report.columns import Formatted
-from annot.report.report import Order, Report
-from annot.report.tables import ACROSS, ARRIVALS, head
-from annot.report.terminal.answer import HOTTEST, above_answer, one_line, print_lines, what_is_left
-from annot.report.terminal.layout import fitted_table, marked, notes, verdict_lines
+from annot.report.columns import ACROSS, ARRIVALS, Formatted, head
+from annot.report.table import Table, select
+from annot.report.terminal.layout import (
+    HOTTEST,
+    fitted_table,
+    left_out,
+    marked,
+    notes,
+    one_line,
+    print_blocks,
+    verdict_in_lines,
+    verdict_lines,
+)  # fmt: skip
 from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, share, unit_for
-from annot.report.views import View
-
-__all__ = [
-    "RanksReport",
-    "print_ranks",
-    "print_ranks_answer",
-    "ranks_columns",
-    "ranks_heading",
-    "ranks_totals",
-]
 
 _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
@@ -41,59 +39,56 @@ _TIMES: Final = {
 _UNEQUAL: Final = 0.1  # difference between ranks that counts as waiting, as share of the longest collective time
 
 
-@dataclass(frozen=True, slots=True)
-class RanksReport:
-    """Report of several ranks, input of the renderers.
+@dataclass(frozen=True, kw_only=True)
+class RanksTable(Table):
+    """A table of several ranks: a row per layer or other subject, with the differences between the ranks.
+
+    Its `rows` are those of each rank, with rank and the columns of `across`. Its `meta` has totals over all ranks,
+    with the keys of `annot.attribution.summarize`, plus ranks, profiles, times and collectives; see
+    `annot.runs.gather`.
 
     Args:
-        view: the view.
-        time: column that is compared.
-        rows: rank and rows of each rank, with the columns of `across_ranks`.
-        across: result of `annot.runs.skew.across_ranks`.
-        ranks: report of each rank, by rank number.
-        meta: totals over all ranks, with the keys of `annot.attribution.summarize`, plus ranks, profiles, times and
-            collectives; see `annot.runs.gather`.
+        compared: column whose time is compared.
+        across: result of `annot.runs.skew.across_ranks`, the rows to draw.
+        ranks: table of each rank, by rank number.
     """
 
-    view: View
-    time: str
-    rows: pl.DataFrame
+    compared: str
     across: pl.DataFrame
-    ranks: dict[int, Report]
-    meta: dict[str, Any]
+    ranks: Mapping[int, Table]
 
     @property
-    def name(self) -> str:
-        """Plural of the subject, such as `layers`."""
-        return self.view.name
+    def time(self) -> str:
+        """Column whose time is compared."""
+        return self.compared
 
-    def at_least(self, share: float) -> Self:
-        """Return the report without the rows whose median time is below a share (0 to 1) of the median rank's time."""
-        whole = self.meta["across"]["gpu_ns" if self.time.startswith("gpu") else "host_ns"]
-        if not share or not whole:
-            return self
-        return self._kept(self.across.filter(pl.col("median_ns").fill_null(0) >= share * whole["median"]))
+    @property
+    def whole(self) -> float | None:
+        """Time of the median rank in ns; None: unknown."""
+        spread = self.meta["across"]["gpu_ns" if self.time.startswith("gpu") else "host_ns"]
+        return spread["median"] if spread else None
 
-    def top(self, number: int) -> Self:
-        """Return the report with the rows of the longest median times only, longest first."""
-        report = self.sorted("time")
-        return report._kept(report.across.head(number))
+    @property
+    def column(self) -> str:
+        """Column of `rows` and `across` to sort and select by."""
+        return "median_ns"
 
-    def _kept(self, across: pl.DataFrame) -> Self:
-        keys = list(self.view.keys)
-        rows = self.rows.join(across.select(keys), on=keys, how="semi", nulls_equal=True, maintain_order="left")
+    @property
+    def order(self) -> str:
+        """Column by which `top` selects."""
+        return self.column
+
+    def selected(self, column: str, **how: Any) -> Self:
+        """Return the table with rows of `across` selected, and the rows of each rank in the same order."""
+        across = select(self.across, column, **how)
+        rows = select(self.rows, column, longest=how.get("longest", False))
+        rows = rows.join(
+            across.select(self.view.keys), on=list(self.view.keys), how="semi", nulls_equal=True, maintain_order="left"
+        )
         return replace(self, rows=rows, across=across)
 
-    def sorted(self, sort: Order) -> Self:
-        """Return the report sorted by median time, longest first, if `sort` is "time"."""
-        if sort == "order":
-            return self
-        across = self.across.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
-        rows = self.rows.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
-        return replace(self, rows=rows, across=across)
 
-
-def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False, with_verdict: bool = True) -> None:
+def print_ranks(report: RanksTable, console: Console, *, full_names: bool = False, with_verdict: bool = True) -> None:
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     above = verdict_lines(report.meta) if with_verdict else []
@@ -103,41 +98,38 @@ def print_ranks(report: RanksReport, console: Console, *, full_names: bool = Fal
     console.print(Group(*above, Text(), heading, table, Text(), *totals, *notes(report.meta)))
 
 
-def print_ranks_answer(report: RanksReport, console: Console, *, more: str = "") -> None:
+def print_ranks_answer(report: RanksTable, console: Console, *, more: str = "") -> None:
     """Print the verdict, the differences of the ranks and the rows with the most self time, in 15 lines.
 
     `more` says how to see the rest; empty: the rest follows.
     """
     width = console.width
     totals = [one_line(Text(f"{name}: {text}"), width) for name, text in ranks_totals(report)]
-    above = [*above_answer(report.meta, console), *totals]
     rows = _hottest(report, HOTTEST)
     table = [_table(report, ranks_heading(report), rows, width)] if rows else []
-    left = what_is_left(report.across.height, len(report.meta["notes"]))
-    below = [one_line(Text(f"{left}: {more}", style="dim"), width)] if more else []
-    print_lines(console, [above, table, below], len(rows))
+    below = left_out(report.across.height, len(report.meta["notes"]), more, width)
+    print_blocks(console, [[*verdict_in_lines(report.meta, console), *totals], table, below], len(rows))
 
 
-def _hottest(report: RanksReport, number: int) -> list[dict[str, Any]]:
+def _hottest(report: RanksTable, number: int) -> list[dict[str, Any]]:
     """The rows with the most self time, the median over the ranks that have them."""
     own = report.time.replace("_self_ns", "_ns").replace("_ns", "_self_ns")
     if own not in report.rows.columns:
-        return report.across.sort("median_ns", descending=True, nulls_last=True).head(number).to_dicts()
+        return select(report.across, report.column, longest=True, number=number).to_dicts()
     keys = list(report.view.keys)
     times = report.rows.group_by(keys).agg(pl.col(own).median().alias("(self)"))
     rows = report.across.join(times.filter(pl.col("(self)") > 0), on=keys, nulls_equal=True, maintain_order="left")
-    rows = rows.sort("(self)", descending=True, maintain_order=True)
-    return rows.drop("(self)").head(number).to_dicts()
+    return select(rows, "(self)", longest=True, number=number).drop("(self)").to_dicts()
 
 
-def _table(report: RanksReport, title: str, rows: Sequence[dict[str, Any]], width: int) -> RenderableType:
+def _table(report: RanksTable, title: str, rows: Sequence[dict[str, Any]], width: int) -> RenderableType:
     hottest = next((row for row in _hottest(report, 1) if row in rows), None)
     labels = [label_text(row, report.view.label) for row in rows]
     labels = marked(labels, None if hottest is None else rows.index(hottest))
     return fitted_table(title, labels, ranks_columns(report), rows, width)
 
 
-def ranks_heading(report: RanksReport) -> str:
+def ranks_heading(report: RanksTable) -> str:
     """Return the title of the table, with the unit of its times."""
     what = _TIMES.get(report.time, "Host time")
     ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
@@ -145,7 +137,7 @@ def ranks_heading(report: RanksReport) -> str:
     return f"{what} by {report.view.by} over {ranks}, {unit_for(report.across['max_ns']).name}{per_step}"
 
 
-def ranks_columns(report: RanksReport) -> list[_Column]:
+def ranks_columns(report: RanksTable) -> list[_Column]:
     """Return the columns of the comparison, and one per rank if there are few."""
     unit = unit_for(report.across["max_ns"])
     shows: dict[str, Callable[[Mapping[str, Any]], str]] = {}
@@ -179,7 +171,7 @@ def ranks_columns(report: RanksReport) -> list[_Column]:
     return columns + [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
 
 
-def ranks_totals(report: RanksReport) -> Iterator[tuple[str, str]]:
+def ranks_totals(report: RanksTable) -> Iterator[tuple[str, str]]:
     """Yield the head and the text of each line below the table."""
     meta = report.meta
     profiles = f"{meta['profiles'] - meta['failed']} of {meta['profiles']} profiles"

@@ -1,44 +1,52 @@
-"""Terminal report: the summary, a table of any view that fits the width, notes and advice."""
+"""Tables and answers in a terminal: the verdict, a table of any view that fits the width, totals, notes and advice."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import polars as pl
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.peaks import Peaks
+from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.work.layer_work import not_counted
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels import layer_path
-from annot.report.columns import Formatted, formatted, in_units
-from annot.report.folds import shown_columns, shown_lines
-from annot.report.hottest import HotRow, hot_columns, hottest_rows, model_class
-from annot.report.layer_tree import MODEL, Line, other_lines, row_label
-from annot.report.report import Report
+from annot.labels.tag import MODEL
+from annot.report.columns import TREE, Column, Formatted, formatted, head, in_units, of_names
+from annot.report.table import Table
 from annot.report.terminal.layout import (
     FULL,
+    HOTTEST,
     LABEL,
+    LINES,
     WIDE,
+    Ends,
     Hanging,
+    as_lines,
+    cut_lines,
     fitted_table,
     kernel_text,
+    left_out,
     marked,
     notes,
+    one_line,
     plain_text,
+    print_blocks,
+    verdict_in_lines,
     verdict_lines,
-)
-from annot.report.totals import totals
-from annot.report.units import amount, printable, share, unit_for
-
-__all__ = [
-    "NO_BOUND", "as_text", "hot_table", "kernel_table", "label_text", "print_rest", "print_table", "saving", "table_of",
-    "with_printed_names",
-]  # fmt: skip
+)  # fmt: skip
+from annot.report.totals import parts_of_time, peaks_text, totals
+from annot.report.tree import Line, Spread, row_label, spread_of, title
+from annot.report.units import amount, count, printable, share, unit_for
+from annot.report.views import ROOFLINE_COLUMNS, find_view
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
@@ -51,32 +59,41 @@ _FOLDED: Final = 20
 _SOURCE: Final = 18
 """Width that the columns of a table leave for its labels (characters), and those of a layer table with folds, and for
 the file and line of a class."""
-_OF_KERNELS: Final = ("calls", "gpu_ns", "main_ns", "mean_ns")
+_OF_KERNELS: Final = ("calls", "gpu_ns=Total", Column("main_ns", "Share", "of total"), "mean_ns")
+_ADVICE: Final = 2
+_TOTALS: Final = 4
+"""Maximum numbers of pieces of advice and of totals in an answer."""
+_PHASES: Final = {"forward": "Fwd", "backward": "Bwd", "recompute": "Re"}
+"""Phases of a layer, and their titles on narrow terminals."""
 _R = TypeVar("_R")
 
 
-def print_table(report: Report, console: Console, *, full_names: bool = False) -> None:
-    """Print a report; the width of the console selects the columns. `full_names` prints kernels with their full names.
+def print_table(table: Table, console: Console, *, full_names: bool = False) -> None:
+    """Print a table; the width of the console selects the columns. `full_names` prints kernels with their full names.
 
-    The short names of kernels are those of the files, or among all kernels of the report.
+    The short names of kernels are those of the files, or among all kernels of the table.
     """
-    report = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
-    above = verdict_lines(report.meta)
-    below = _advice_below(report) if report.advice and report.view.layout != "advice" else []
-    console.print(Group(*above, *_whole(report, console.width), *below))
+    table = replace(table, rows=with_printed_names(table.rows, full_names=full_names))
+    below = _advice_below(table) if table.advice and table.view.layout != "advice" else []
+    console.print(Group(*verdict_lines(table.meta), *_whole(table, console.width), *below))
 
 
-def print_rest(report: Report, console: Console) -> None:
-    """Print the totals, the table and the notes of a report, which follow an answer."""
-    console.print(Group(Text(), *_whole(report, console.width)))
+def print_rest(table: Table, console: Console) -> None:
+    """Print the totals, the table and the notes, which follow an answer."""
+    console.print(Group(Text(), *_whole(table, console.width)))
 
 
-def _whole(report: Report, width: int) -> list[RenderableType]:
-    above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    tables = [line for replacement in report.instead for line in (*_tables(replacement, width), Text())]
-    if not tables or report.meta["ranges"]:
-        tables += [*_tables(report, width), Text()]
-    return [*above, Text(), *tables, *notes(report.meta)]
+def as_text(table: Table) -> str:
+    """Return a table as plain text, 120 characters wide."""
+    return plain_text(partial(print_table, table)).rstrip("\n")
+
+
+def _whole(table: Table, width: int) -> list[RenderableType]:
+    above = [Hanging(f"{name}: ", text) for name, text in totals(table)]
+    tables = [line for replacement in table.instead for line in (*_drawn(replacement, width), Text())]
+    if not tables or table.meta["ranges"]:
+        tables += [*_drawn(table, width), Text()]
+    return [*above, Text(), *tables, *notes(table.meta)]
 
 
 def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
@@ -90,89 +107,79 @@ def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
     return with_short_names(rows, rows["name"])
 
 
-def as_text(report: Report) -> str:
-    """Return a report as plain text, 120 characters wide."""
-    return plain_text(partial(print_table, report)).rstrip("\n")
-
-
 def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
     """Return the first cell of a row: the layer and its class, or the value of another column."""
-    if label == "name":
-        return kernel_text(printable(row_label(row, label)[0]))
     path, beside = row_label(row, label)
+    if label == "name":
+        return kernel_text(printable(path))
+    text = _named(path, beside)
+    return text.append(" warm-up", style="dim") if label == "step" and row.get("warmup") else text
+
+
+def _named(path: str, beside: str) -> Text:
     text = Text(printable(path))
     return text.append(f" {printable(beside)}", style="cyan") if beside else text
 
 
-def table_of(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "", hottest: int | None = None,
-) -> RenderableType:  # fmt: skip
-    """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
-
-    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of
-    the row to mark.
-    """
-    shown = end and (width >= WIDE or end in ("name", "inputs"))
-    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if shown else []
-    # Only inputs tell the rows of an operator apart.
-    end_room = width // 4 if end == "inputs" else 0
-    most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    labels = marked([_label(row, label) for row in rows], hottest)
-    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM, end_room)
-
-
-def _end(value: str | None, end: str) -> Text:
-    text = kernel_text(printable(value or "")) if end == "name" else Text(printable(value or ""))
-    text.stylize("dim")
-    return text
-
-
-def _label(row: Mapping[str, Any], label: str) -> Text:
-    text = label_text(row, label)
-    return text.append(" warm-up", style="dim") if label == "step" and row["warmup"] else text
-
-
-def _tables(report: Report, width: int) -> list[RenderableType]:
-    view, rows = report.view, report.tree_rows
-    units = report.meta.get("matrix_units", "Tensor Cores")
+def _drawn(table: Table, width: int) -> list[RenderableType]:
+    """The heading, the table and the lines that belong to it."""
+    view, units = table.view, table.meta.get("matrix_units", "Tensor Cores")
     heading = view.heading.replace("Tensor Cores", units)
-    if view.layout == "advice":
-        return _advice_lines(rows.to_dicts(), report.meta) if rows.height else [Text(report.nothing, style="dim")]
-    if report.nothing:
-        return [Text(heading, style="bold"), Text(report.nothing, style="dim")]
-    if view.layout == "tree":
-        return _list(report, width) if report.is_list else _tree(report, width)
-    single = view.group == "each"
-    timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
-    shown = timed.head(_SHOWN if single else rows.height).to_dicts()
-    columns = formatted([column for column in view.shown if report.knows(column.name)], shown, report.whole)
-    columns = in_units(kept(columns, report.meta.get("verdict", "")), units)
+    if view.layout == "advice" and not table.nothing:
+        return _advice_lines(table.rows.to_dicts(), table.meta)
+    if table.nothing:
+        above = [] if view.layout == "advice" else [Text(heading, style="bold")]
+        return [*above, Text(table.nothing, style="dim")]
+    if table.is_list:
+        return [_hot_table(table, hottest_rows(table), width)]
+    return _tree(table, width) if table.is_tree else _flat(table, heading, units, width)
+
+
+def _flat(table: Table, heading: str, units: str, width: int) -> list[RenderableType]:
+    """A table with a line per row."""
+    view = table.view
+    shown, columns = table.cells(_SHOWN if view.group == "each" else None)
+    columns = in_units(_kept(columns, table.meta.get("verdict", "")), units)
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
+    label = _TITLES.get(view.label, view.label.capitalize())
+    own = next((name for name in (table.own_time, "self_ns", table.order) if name in table.rows.columns), "")
+    hottest = _hottest(shown, lambda row: row[own]) if own and view.sums else None
     lines: list[RenderableType] = [
-        Text(f"{heading}{report.scope}{_unit(report, shown)}", style="bold"),
-        table_of(
-            _TITLES.get(view.label, view.label.capitalize()),
-            shown,
-            columns,
-            width,
-            view.label,
-            view.end,
-            _hottest_row(report, shown),
-        ),
+        Text(f"{heading}{table.scope}{_unit(table, shown)}{table.each_step}", style="bold"),
+        _rows_table(label, shown, columns, width, view.label, view.end, hottest),
     ]
-    if len(shown) < rows.height:
-        lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.key == "layer_work" else _roof_remark(report.rows))
+    if further := table.shown.height - len(shown):
+        lines.append(Text(f"… and {further:,} more. --format csv prints all.", style="dim"))
+    if view.key == "layer_work":
+        return lines + _work_lines(table.rows)
+    if "roof_share" in table.rows.columns and (table.rows["roof_share"] > 1).any():  # bytes count once
+        text = "Roof above 100%: the tensors come from a cache, or the device is faster than its peaks."
+        lines.append(Text(text, style="dim"))
+    return lines
 
 
-def _roof_remark(rows: pl.DataFrame) -> list[RenderableType]:
-    """The line below a table with shares of the roof above 100%: bytes count once, wherever they come from."""
-    if "roof_share" not in rows.columns or not (rows["roof_share"] > 1).any():
-        return []
-    text = "Roof above 100%: the tensors come from a cache, or the device is faster than its peaks."
-    return [Text(text, style="dim")]
+def _rows_table(
+    heading: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
+    label: str = "layer", end: str = "", hottest: int | None = None,
+) -> RenderableType:  # fmt: skip
+    """A table with a line per row; `end` is the text column at the end of each line, or empty.
+
+    `heading` is that of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of the
+    row to mark.
+    """
+    texts = []
+    if end and (width >= WIDE or end in ("name", "inputs")):
+        values = [printable(row[_PRINTED.get(end, end)] or "") for row in rows]
+        texts = [kernel_text(value, "dim") if end == "name" else Text(value, "dim") for value in values]
+    ends = Ends(
+        texts,
+        end.capitalize(),
+        most=width // 3 if end == "name" else None,  # leave room for the name of the kernel
+        room=width // 4 if end == "inputs" else 0,  # only inputs tell the rows of an operator apart
+    )
+    labels = marked([label_text(row, label) for row in rows], hottest)
+    return fitted_table(heading, labels, columns, rows, width, ends, _ROOM)
 
 
 def _item(row: Mapping[str, Any], units: str) -> str:
@@ -182,37 +189,12 @@ def _item(row: Mapping[str, Any], units: str) -> str:
     return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
 
 
-def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The place of the row with the most self time of a table of sums, or with the most time if it has no self time."""
-    names = (report.time.replace("_ns", "_self_ns"), "self_ns", report.order)
-    column = next((name for name in names if name in report.rows.columns), "")
-    return _hottest(rows, lambda row: row[column]) if column and report.view.sums else None
-
-
-def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The unit that the time columns of a table share, and whether its times are per step."""
-    timed = (column.name for column in report.view.shown if column.unit == "ns")
-    names = [name for name in timed if name in report.rows.columns and report.knows(name)]
+def _unit(table: Table, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The unit that the time columns of a table share."""
+    timed = (column.name for column in table.view.shown if column.unit == "ns")
+    names = [name for name in timed if name in table.rows.columns and table.knows(name)]
     times = [row[name] for name in names for row in rows if row[name] is not None]
-    unit = f", {unit_for(times).name}" if times else ""
-    return f"{unit}{report.each_step}"
-
-
-def _tree(report: Report, width: int) -> list[RenderableType]:
-    """The tree of layers, with the time of each phase side by side."""
-    lines, others = shown_lines(report), other_lines(report.tree_rows, report.every)
-    unit = unit_for(report.tree_rows[report.time])
-    words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
-    heading = f"{words[report.time]} by layer{report.scope}, {unit.name}{report.each_step}"
-    gap = [None] if lines and others else []
-    rows = [*lines, *gap, *others]
-    hottest, root = _hottest(rows, lambda line: line.get(report.order) if line else None), model_class(lines)
-    labels = marked([_line_label(line, root) if line else Text() for line in rows], hottest)
-    shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
-    room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
-    columns = kept(shown_columns(report, lines), report.meta.get("verdict", ""))
-    table = fitted_table("Layer", labels, columns, rows, width, shapes, room=room)
-    return [Text(heading, style="bold"), table]
+    return f", {unit_for(times).name}" if times else ""
 
 
 def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | None:
@@ -221,8 +203,8 @@ def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | No
     return times.index(max(times)) if any(times) else None
 
 
-def kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
-    """Return the columns of a table; those stay on narrow terminals of which the verdict speaks.
+def _kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
+    """The columns of a table; those stay on narrow terminals of which the verdict speaks.
 
     These are shares, totals, and the phases or, for a GPU that waits for the CPU, the CPU time that it names.
     """
@@ -231,58 +213,180 @@ def kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
     return [replace(column, keep=column.title.partition(" ")[0] in words) for column in columns]
 
 
-def _list(report: Report, width: int) -> list[RenderableType]:
-    """The rows of the tree by self time, the longest first."""
-    table, _ = hot_table(report, width)
-    return [table]
+def _tree(table: Table, width: int) -> list[RenderableType]:
+    """The tree of layers, with the time of each phase side by side."""
+    lines, others = table.tree, table.others
+    gap = [None] if lines and others else []
+    rows = [*lines, *gap, *others]
+    hottest, root = _hottest(rows, lambda line: line.get(table.own_time) if line else None), _model_class(lines)
+    labels = marked([_line_label(line, root) if line else Text() for line in rows], hottest)
+    shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
+    room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
+    columns = _kept(tree_columns(table), table.meta.get("verdict", ""))
+    drawn = fitted_table("Layer", labels, columns, rows, width, Ends(shapes), room)
+    heading = _time_heading(table, "time by layer", unit_for(table.shown[table.time]).name)
+    return [Text(heading, style="bold"), drawn]
 
 
-def hot_table(report: Report, width: int, number: int | None = None) -> tuple[RenderableType, int]:
-    """Return a table of the rows with the most self time, and their number."""
-    rows = hottest_rows(report, number)
-    labels = marked([*map(_hot_label, rows)], _hottest(rows, lambda row: row.total_ns))
-    sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
-    words = {"gpu_ns": "GPU self time", "host_ns": "Host self time"}
-    unit = unit_for(row.total_ns for row in rows)
-    title = f"{words[report.time]}{report.scope}, {unit.name}{report.each_step}"
-    columns = hot_columns(report, rows, short=width < WIDE)
-    return fitted_table(
-        title,
-        labels,
-        columns,
-        rows,
-        width,
-        sources,
-        "Source",
-        room=_ROOM,
-        end_room=_SOURCE if width < FULL else 2 * _SOURCE,
-    ), len(rows)
+def _time_heading(table: Table, what: str, unit: str) -> str:
+    clock = "GPU" if table.time == "gpu_ns" else "Host"
+    return f"{clock} {what}{table.scope}, {unit}{table.each_step}"
 
 
-def _hot_label(row: HotRow) -> Text:
-    label = Text(printable(row.path))
-    if row.module:
-        label.append(f" {printable(row.module)}", style="cyan")
-    return label.append(f" ×{row.layers:,}") if row.layers > 1 else label
+def tree_columns(table: Table) -> list[Formatted[Line]]:
+    """Return the columns of the layer tree. Phases that no line has get no column.
 
+    With folds, the spread of their layers comes before the self time.
+    """
+    time, lines, rows = table.time, table.tree, table.shown
+    spreads = {id(line): spread for line in lines if line.members and (spread := spread_of(line, time))}
+    unit, host = unit_for(rows[time]), unit_for(rows["host_ns"])
+    of_folds = unit_for(spread.slowest for spread in spreads.values())
+    spread_unit = "" if of_folds.name == unit.name else f" {of_folds.name}"
+    units = {"host": f" {host.name}", "median": spread_unit, "slowest": spread_unit, "iqr": spread_unit}
 
-def kernel_table(report: Report, number: int, width: int) -> RenderableType:
-    """Return a table of the longest kernels of a report by kernel."""
-    rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
-    columns = formatted([column for column in report.view.shown if column.name in _OF_KERNELS], rows, report.whole)
-    unit = unit_for(row[report.order] for row in rows)
-    labels = marked([_label(row, "name") for row in rows], _hottest(rows, lambda row: row["main_ns"]))
-    title = f"GPU time by kernel{report.scope}, {unit.name}{report.each_step}"
-    return fitted_table(title, labels, columns, rows, width, room=_ROOM)
+    def timed(column: str, *phases: str) -> Callable[[Line], str]:
+        return lambda line: unit.show(line.get(column, *phases))
+
+    def spread_text(show: Callable[[Spread], str]) -> Callable[[Line], str]:
+        return lambda line: show(spreads[id(line)]) if id(line) in spreads else ""
+
+    shows = {
+        phase: timed(time, phase) for phase in LAYER_PHASES if any(line.get(time, phase) is not None for line in lines)
+    }
+    least = {} if shows else {"total": 0}
+    own = {"self": timed(table.own_time)}
+    shows["total"] = timed(time)
+    shows |= {} if spreads else own
+    shows["share"] = lambda line: share(line.get(time), table.whole or 0)
+    if spreads:
+        shows["median"] = spread_text(lambda spread: of_folds.show(spread.median))
+        shows["slowest"] = spread_text(lambda spread: of_folds.show(spread.slowest))
+        shows["index"] = spread_text(lambda spread: spread.index)
+        shows["iqr"] = spread_text(lambda spread: of_folds.show(spread.iqr))
+        shows |= own
+    shows["calls"] = lambda line: count(line.get("calls", "forward") or line.get("calls"))  # of the forward, or all
+    if time == "gpu_ns":
+        shows["busy"] = timed("gpu_busy_ns")
+        shows["kernels"] = lambda line: count(line.get("kernels") or None)
+    if (rows["gpu_by_time_ns"] > 0).any():
+        shows["by_time"] = lambda line: unit.show(line.get("gpu_by_time_ns") or None)
+    if time == "gpu_ns" and table.meta["host_ns"] is not None:
+        shows["host"] = lambda line: host.show(line.get("host_ns"))
+    return [
+        head(TREE[name], show, least.get(name), f"{TREE[name].title}{units.get(name, '')}")
+        for name, show in shows.items()
+    ]
 
 
 def _line_label(line: Line, root: str) -> Text:
     """The label of a line; a number follows the name of the layer around it, or the class `root` of the model."""
     above = layer_path.last(next(layer_path.around(line.key[0]), "")) or root
-    label = Text("  " * line.depth + printable(layer_path.with_parent(line.label, above)))
-    if line.module:
-        label.append(f" {printable(line.module)}", style="cyan")
+    label = Text("  " * line.depth).append_text(_named(layer_path.with_parent(line.label, above), line.module))
     return label.append(f" {line.count}") if line.count else label
+
+
+@dataclass(frozen=True, slots=True)
+class HotRow:
+    """A line of the layer tree without the lines inside it. It has its full path, so that it stands without the tree.
+
+    Args:
+        path: full path of the layer or fold, or the title of a row without a layer.
+        module: class name, or a remark on the path; may be empty.
+        layers: number of layers that a fold stands for; 1: not a fold.
+        self_ns: self time (ns) in each phase.
+        calls: number of calls of the forward, or all calls of a row without one.
+        bound: what bounds the phase with the most self time; None: unknown.
+        source: file and line of the class, or of the innermost class around the layer that has one; "": unknown.
+    """
+
+    path: str
+    module: str
+    layers: int
+    self_ns: Mapping[str, float]
+    calls: float | None
+    bound: str | None
+    source: str
+
+    @property
+    def total_ns(self) -> float:
+        """Self time (ns) of all phases."""
+        return sum(self.self_ns.values())
+
+
+def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
+    """Return the lines of a layer tree by self time, the longest first; at most `number` with self time, None: all."""
+    rows = sorted(named_rows(table), key=lambda row: -row.total_ns)
+    return rows if number is None else [row for row in rows[:number] if row.total_ns > 0]
+
+
+def named_rows(table: Table) -> Iterator[HotRow]:
+    """Yield the lines of a layer tree with full paths."""
+    sources, root = _sources(table), _model_class(table.tree)
+    around: list[str] = []  # the source of each line around
+    for line in table.tree:
+        del around[line.depth :]
+        source = sources.get((line.members or [line])[0].key) or (around[-1] if around else "")
+        around.append(source)
+        name, module = title(next(iter(line.phases.values())))
+        yield _hot_row(line, layer_path.with_parent(name, root), module, table, source)
+    for line in table.others:
+        yield _hot_row(line, line.label, line.module, table, "")
+
+
+def _model_class(lines: Sequence[Line]) -> str:
+    """The class of the model whose layers the lines are; "": unknown, or several models."""
+    classes = {line.module for line in lines if line.is_layer and not line.key[0] and line.module}
+    return classes.pop() if len(classes) == 1 else ""
+
+
+def _sources(table: Table) -> dict[tuple[str, str], str]:
+    """Map layers and their classes to the file and line of the class, if the profile has them."""
+    rows = table.rows if table.lines is None else table.lines
+    if "source" not in rows.columns:
+        return {}
+    sources = rows.drop_nulls("source").select("layer", "module", "source")
+    return {(layer, module): source for layer, module, source in sources.iter_rows()}
+
+
+def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> HotRow:
+    times = {phase: row[table.own_time] for phase, row in line.phases.items() if row[table.own_time]}
+    bound = None
+    if times:
+        longest = max(times, key=lambda phase: times[phase])
+        bounds = (table.bounds.get((*member.key, longest)) for member in line.members or [line])
+        bound = next(filter(None, bounds), None)
+    calls = line.get("calls", *(line.phases.keys() & {"forward"}))
+    return HotRow(path, module, len(line.members) or 1, times, calls, bound, source)
+
+
+def _hot_table(table: Table, rows: Sequence[HotRow], width: int) -> RenderableType:
+    """A list of the rows with the most self time."""
+    unit = unit_for(row.total_ns for row in rows)
+
+    def of_phase(phase: str) -> Callable[[HotRow], str]:
+        return lambda row: unit.show(row.self_ns.get(phase))
+
+    phases = [phase for phase in LAYER_PHASES if any(phase in row.self_ns for row in rows)]
+    columns = [
+        *(Formatted(_PHASES[phase] if width < WIDE else TREE[phase].title, of_phase(phase)) for phase in phases),
+        head(TREE["self"], lambda row: unit.show(row.total_ns), least=0, keep=True),
+        head(TREE["share"], lambda row: share(row.total_ns, table.whole or 0), keep=True),
+        head(TREE["calls"], lambda row: count(row.calls or None), least=100),
+        Formatted("Bound", lambda row: row.bound or "", 100 if any(row.source for row in rows) else 76),
+    ]
+    labels = [_named(row.path, row.module).append(f" ×{row.layers:,}" if row.layers > 1 else "") for row in rows]
+    sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
+    ends = Ends(sources, "Source", room=_SOURCE if width < FULL else 2 * _SOURCE)
+    labels = marked(labels, _hottest(rows, lambda row: row.total_ns))
+    return fitted_table(_time_heading(table, "self time", unit.name), labels, columns, rows, width, ends, _ROOM)
+
+
+def _kernel_table(table: Table, number: int, width: int) -> RenderableType:
+    """A list of the longest kernels of a table by kernel."""
+    rows, columns = replace(table, view=replace(table.view, columns=_OF_KERNELS)).cells(number)
+    heading = _time_heading(table, "time by kernel", unit_for(row["main_ns"] for row in rows).name)
+    return _rows_table(heading, rows, columns, width, "name", hottest=_hottest(rows, lambda row: row["main_ns"]))
 
 
 def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
@@ -302,9 +406,9 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     return [*lines]
 
 
-def _advice_below(report: Report) -> list[RenderableType]:
-    """Return the lines below a table: the advice that saves most, and the command that prints all of it."""
-    rows, meta = report.advice, report.meta
+def _advice_below(table: Table) -> list[RenderableType]:
+    """The lines below a table: the advice that saves most, and the command that prints all of it."""
+    rows, meta = table.advice, table.meta
     texts = [f"{printable(row['advice'])} Saves {saving(row['saves'], meta)}." for row in rows[:_BELOW]]
     more = len(rows) - _BELOW
     beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
@@ -315,7 +419,7 @@ def _advice_below(report: Report) -> list[RenderableType]:
 
 
 def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the advice as text: suggestion, saving, evidence, layers and code."""
+    """The advice as text: suggestion, saving, evidence, layers and code."""
     lines: list[RenderableType] = []
     for number, row in enumerate(rows, 1):
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
@@ -338,3 +442,113 @@ def saving(saves: float, meta: Mapping[str, Any]) -> str:
     if saves >= NO_BOUND:
         return f"an unknown part of the {whole}"
     return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself, but shows where time goes"
+
+
+def print_answer(table: Table, console: Console, *, more: str = "", reasons: str = "") -> None:
+    """Print the answer of a table by layer, in 15 lines: verdict, parts of the step, hottest rows, best advice.
+
+    Args:
+        table: the table.
+        console: where to print.
+        more: how to see the rest; empty: the rest follows.
+        reasons: how to see the reasons and the code of advice.
+    """
+    width, meta = console.width, table.meta
+    above = [*verdict_in_lines(meta, console), *_time_lines(table, width, is_whole=not meta.get("verdict"))]
+    drawn: list[RenderableType] = []
+    if table.instead:
+        kernels = table.instead[-1]
+        rows = min(kernels.rows.height, HOTTEST)
+        drawn = [_kernel_table(kernels, HOTTEST, width)] if rows else []
+    else:
+        hottest = hottest_rows(table, HOTTEST)
+        rows = len(hottest)
+        drawn = [_hot_table(table, hottest, width)] if rows else []
+    further = f"; reasons and code: {reasons}" if reasons and table.advice else ""
+    below = left_out(table.shown.height, len(meta["notes"]), more and f"{more}{further}", width)
+    room = LINES - len(above) - (rows + 1 if rows else 0) - len(below)
+    print_blocks(console, [above, drawn, [*_best_advice(table, console, room), *below]], rows)
+
+
+def _time_lines(table: Table, width: int, *, is_whole: bool) -> list[Text]:
+    """The parts of the step on one line, the longest that fit; `is_whole`: all totals, a line each."""
+    if is_whole:
+        return [one_line(Text(f"{name}: {text}"), width) for name, text in [*totals(table)][:_TOTALS]]
+    name, shares = parts_of_time(table) or ("", [])
+    shown = [text for text in shares if not text.startswith("0.0%")]
+    while len(shown) > 1 and cell_len(f"{name}: {', '.join(shown)}") > width:
+        shown.pop()
+    return [one_line(Text(f"{name}: {', '.join(shown)}"), width)] if shown else []
+
+
+def _best_advice(table: Table, console: Console, room: int) -> list[Text]:
+    """The best pieces of advice with the layer that they concern, in at most `room` lines.
+
+    Without room for whole sentences, the layers are left out first, then the second piece of advice.
+    """
+    rows = table.advice[:_ADVICE]
+    for most, with_layers in ((_ADVICE, True), (_ADVICE, False), (1, True), (1, False)):
+        texts = (_advice_text(row, table, with_layers=with_layers) for row in rows[:most])
+        lines = [line for text in texts for line in as_lines(text, console, "  ")]
+        if len(lines) <= room:
+            return lines
+    return cut_lines(lines, room) if room > 0 else []
+
+
+def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> Text:
+    """A piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
+    where = ""
+    if with_layers:
+        groups = table.rows.drop_nulls("group").select("layer", "group") if "group" in table.rows.columns else None
+        folds = {} if groups is None else dict(groups.iter_rows())
+        root = _model_class(table.tree) if table.is_tree else ""
+        names = zip(row["layers"], row["where"], strict=True)
+        layers = [*dict.fromkeys(layer_path.with_parent(folds.get(layer, name), root) for layer, name in names)]
+        others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        where = f" In {printable(layers[0])}{others}." if layers else ""
+    gain = saving(row["saves"], table.meta)
+    return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}")
+
+
+_ROOFLINE_GROUPS: Final = {"layer": "work", "kernel": "roofline"}
+"""Views with the same rows and the same text for an empty table."""
+
+
+def roofline_table(by: str, rows: pl.DataFrame, peaks: Peaks, source: str) -> Table:
+    """Return the roofline of a profile; meta holds the profile, the peaks with their source, and notes.
+
+    Args:
+        by: subject of a row: layer or kernel.
+        rows: result of `annot.analyze.roofline.layer_roofline` or `kernel_roofline`.
+        peaks: peaks of the device.
+        source: name of the profile.
+    """
+    remarks = []
+    if above := [share for share in rows["roof_share"] if share is not None and share > 1]:
+        subject = "1 row is" if len(above) == 1 else f"{len(above):,} rows are"
+        remarks = [
+            f"{subject} above the roof, up to {100 * max(above):.1f}% of it. Possible reasons: a measured peak comes "
+            "from one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
+        ]
+    meta = {"source": source, "peaks": peaks.as_meta(), "notes": remarks}
+    return Table(find_view(by, _ROOFLINE_GROUPS[by]), rows, meta)
+
+
+def print_roofline(table: Table, console: Console, *, full_names: bool = False) -> None:
+    """Print layers or kernels with known work, and launch-bound or host-bound ones; the width selects the columns."""
+    view, meta = table.view, table.meta
+    shown = with_printed_names(table.rows, full_names=full_names).filter(
+        pl.col("flops").is_not_null() | pl.col("bound").is_not_null()
+    )
+    lines: list[RenderableType] = [Hanging("Peaks: ", printable(peaks_text(meta["peaks"])))]
+    if rows := shown.to_dicts():
+        units = matrix_units({"devices": [{"name": meta["peaks"]["device"]}]})
+        columns = in_units(formatted(of_names(ROOFLINE_COLUMNS), rows, None), units)
+        steps = f" per step, mean of {meta['per_step']:,}" if "per_step" in meta else ""
+        lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}{steps}", style="bold"))
+        lines.append(_rows_table(view.by.capitalize(), rows, columns, console.width, view.label))
+    else:
+        lines.append(Text(view.empty, style="dim"))
+    if view.by == "layer" and (missing := table.rows["flops"].null_count()):
+        lines.append(Text(f"Note: the work of {missing:,} of {table.rows.height:,} rows is unknown", "yellow"))
+    console.print(Group(*lines, *notes(meta)))

@@ -1,8 +1,9 @@
-"""Repeated layers as one line: ``layers.0`` to ``layers.199`` of one class are the fold ``layers.* Block ×200``.
+"""The layer tree: its lines, and repeated layers as one line.
 
-Folds are found here only. The terminal and notebooks show `shown_lines`, and `folded_rows` in tables with a line per
-row, the page takes `every_fold`, files have the
-column ``group`` of `with_groups`.
+`annot.attribution.layer_tables` says which line is inside which. A line has a row per phase of a layer, or of all
+layers of a fold: ``layers.0`` to ``layers.199`` of one class are the fold ``layers.* Block ×200``. Folds are made here
+only: `folded_lines` of a tree, `folded_rows` of tables with a line per row, `every_fold` for the page, and the column
+``group`` of `with_groups` for files.
 """
 
 from __future__ import annotations
@@ -10,33 +11,251 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Final
 
 import polars as pl
 
 from annot.attribution.attribute import Attribution
-from annot.attribution.layer_tables import by_line
+from annot.attribution.column_ops import NONE
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.ingest import BATCH, DATA, EPOCH
+from annot.attribution.layer_tables import LAYER_PHASES, by_line
+from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
-from annot.labels.tag import COMPILED, FUSED
-from annot.report.columns import COLUMNS, Column, Formatted, combined
-from annot.report.layer_tree import Line, layer_lines, tree_columns
-from annot.report.report import Report
-from annot.report.tables import TREE, head
-from annot.report.tree_rows import line_class
-from annot.report.units import unit_for
+from annot.labels.tag import COMPILED, FUSED, MODEL
+from annot.report.columns import COLUMNS, Column, combined
 
-__all__ = [
-    "Spread",
-    "every_fold",
-    "folded_rows",
-    "index_of",
-    "shown_columns",
-    "shown_lines",
-    "spread_of",
-    "with_groups",
-]
+TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
+"""Rows without a layer, and how tables call them."""
+
+
+def line_class(module: str) -> str:
+    """Return the class of a line. Compiled graphs are numbered over the model, so that their numbers do not count."""
+    return COMPILED if module.startswith(COMPILED) else module
+
+
+def lines_of(rows: pl.DataFrame) -> pl.Series:
+    """Return the number of the line of each row: of the tree, or of a file, where the phases of a layer are a line."""
+    if "shown" in rows.columns:
+        return rows["shown"]
+    is_layer = (pl.col("layer") != "") | ((pl.col("module") != "") & pl.col("phase").is_in(LAYER_PHASES))
+    phase = pl.when(~is_layer).then("phase")
+    return rows.select(pl.struct("layer", "module", phase).rank("dense")).to_series()
+
+
+_OF_CALLS: Final = ("calls", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns")
+
+
+@dataclass(slots=True)
+class Line:
+    """Line of the layer table.
+
+    Args:
+        label: path relative to the parent line, or a title for a row without a layer.
+        module: class name, or a remark on the label; may be empty.
+        depth: indentation level.
+        phases: rows of the report by phase.
+        number: number of the line in the rows, -1 for a fold.
+        is_layer: whether the line is a layer of a model.
+        place: position among the lines in the order of the rows.
+        members: lines of the layers that a fold stands for (see `annot.report.tree`); empty: one layer.
+        count: number of these layers in words, such as ``×200``; empty: as many as the fold around it.
+    """
+
+    label: str
+    module: str
+    depth: int = 0
+    phases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    number: int = NONE
+    is_layer: bool = False
+    place: int = 0
+    members: list[Line] = field(default_factory=list)
+    count: str = ""
+
+    def get(self, column: str, *phases: str) -> Any:
+        """Return the sum of a column over the given phases, or over all phases; None if every value is null."""
+        values = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
+        numbers = [value for value in values if value is not None]
+        return sum(numbers) if numbers else None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Layer and module."""
+        return next((row["layer"], row["module"]) for row in self.phases.values())
+
+    @property
+    def input(self) -> str:
+        """The most frequent input shape and the number of others; empty: unknown."""
+        shapes: list[str] = next((row["shapes"] for row in self.phases.values() if row["shapes"]), [])
+        return "" if not shapes else shapes[0] if len(shapes) == 1 else f"{shapes[0]} (+{len(shapes) - 1})"
+
+
+def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+    """Return the lines of all rows but the unattributed time, depth first; siblings keep the order of the rows.
+
+    Args:
+        rows: rows of `annot.attribution.layer_tables.by_line`.
+        every: all rows, for `rows` that lack some: each line is inside the nearest line that is there.
+    """
+    lines = _lines(rows.filter(pl.col("layer") != UNATTRIBUTED))
+    parents = dict((rows if every is None else every).select("line", "parent").unique().iter_rows())
+    children: dict[int, list[int]] = {}
+    for number in lines:
+        parent = parents[number]
+        while parent != NONE and parent not in lines:
+            parent = parents[parent]
+        children.setdefault(parent, []).append(number)
+    return list(_walk(lines, children))
+
+
+def _lines(rows: pl.DataFrame) -> dict[int, Line]:
+    lines: dict[int, Line] = {}
+    for row in rows.iter_rows(named=True):
+        if (line := lines.get(row["line"])) is None:
+            line = Line(*title(row), number=row["line"], is_layer=row["is_layer"], place=len(lines))
+            lines[line.number] = line
+        line.phases[row["phase"]] = row
+    return lines
+
+
+def other_lines(rows: pl.DataFrame) -> list[Line]:
+    """Return the lines of the unattributed time, by reason."""
+    return list(_lines(rows.filter(pl.col("layer") == UNATTRIBUTED)).values())
+
+
+def folded_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+    """Return the lines of rows with the column ``group`` in depth-first order, with folds.
+
+    `every` is that of `layer_lines`.
+    """
+    lines = layer_lines(rows, every)
+    groups = ((line.number, next(iter(line.phases.values())).get("group")) for line in lines)
+    return _folded(lines, {number: group for number, group in groups if group is not None})
+
+
+def cut(lines: pl.DataFrame, depth: int) -> pl.DataFrame:
+    """Return rows of `annot.attribution.layer_tables.by_line` in which each line below a level is part of a line there.
+
+    Args:
+        lines: the rows.
+        depth: number of levels to keep below the outermost layers; 0 keeps these, and the steps and ranges around them.
+    """
+    owner = lines["line"].replace_strict(_owners(lines, depth), return_dtype=pl.Int64)
+    kept = lines.filter(lines["line"] == owner).select("line", "phase")
+    merged = _of_owners(lines, pl.DataFrame([owner]), ("line", "phase"))
+    return kept.join(merged, on=["line", "phase"], how="left", maintain_order="left").select(lines.columns)
+
+
+def cut_layers(rows: pl.DataFrame, depth: int, lines: pl.DataFrame) -> pl.DataFrame:
+    """Return rows in which each layer below a depth is part of the line around it at that depth.
+
+    A layer with lines inside several others stays.
+
+    Args:
+        rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
+        depth: number of levels to keep below the outermost layers; 0 keeps these only.
+        lines: result of `annot.attribution.layer_tables.by_line` for the profile of the rows.
+    """
+    owners = _named_owners(lines, depth)
+    names = [owners.get(key, key) for key in rows.select(KEY).iter_rows()]
+    keys = [name for name in (*KEY, "batch") if name in rows.columns]
+    return _of_owners(rows, pl.DataFrame(names, schema=dict.fromkeys(KEY, pl.String), orient="row"), keys)
+
+
+def _of_owners(rows: pl.DataFrame, owners: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """Return rows with those of a line and of the lines inside as one. Values combine as their columns say.
+
+    Calls, times per call and total times stay those of the line, which contains the others.
+
+    Args:
+        rows: the rows.
+        owners: names of the line of which each row becomes part.
+        keys: columns that identify a row.
+    """
+    is_owner = pl.all_horizontal(*(rows[name] == owners[name] for name in owners.columns if name != "phase"))
+    table = rows.with_columns(*owners.get_columns(), is_owner=is_owner)
+    merged = combined(
+        table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name not in _OF_CALLS]
+    )
+    own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
+    merged = merged.join(
+        table.group_by(keys, maintain_order=True).agg(own), on=list(keys), how="left", nulls_equal=True
+    )
+    return merged.select(rows.columns)
+
+
+def _owners(lines: pl.DataFrame, depth: int) -> dict[int, int]:
+    """Map each line to the innermost line around it at a level up to `depth`, or to itself."""
+    owners: dict[int, int] = {}
+    for line, parent, level in lines.select("line", "parent", "level").unique().sort("line").iter_rows():
+        owners[line] = line if level <= depth else owners[parent]
+    return owners
+
+
+def _named_owners(lines: pl.DataFrame, depth: int) -> dict[Key, Key]:
+    """Map layer, module and phase to those of the line around the layer at a depth, if all its lines agree."""
+    owner = lines["line"].replace_strict(_owners(lines, depth), return_dtype=pl.Int64)
+    rows = lines.drop_nulls("own").group_by("line", maintain_order=True).agg(pl.col(*KEY[:2]).first(), "own")
+    named = {line: (layer, module, own) for line, layer, module, own in rows.iter_rows()}
+    candidates: dict[Key, set[Key]] = {}
+    for layer, module, phase, line in lines.select(*KEY[:2], "own", owner).drop_nulls("own").iter_rows():
+        *name, phases = named.get(line, (layer, module, [phase]))
+        candidates.setdefault((layer, module, phase), set()).add((*name, phase if phase in phases else phases[0]))
+    return {key: next(iter(owners)) for key, owners in candidates.items() if len(owners) == 1}
+
+
+def title(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return label and remark of a row: layer and class, or for unattributed time the reason."""
+    layer, module, phase = row["layer"], row["module"], row["phase"]
+    if layer:
+        return TITLES.get(layer, layer), "" if module == layer else module
+    if module and phase in LAYER_PHASES:
+        return MODEL, module
+    return (phase.capitalize(), module or "(all)") if phase != "other" else (MODEL, module)
+
+
+def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
+    """Return the label of a row and a remark on it: the layer and its class, or the value of another column."""
+    if label == "layer":
+        path, module = title(row)
+        return path, f"{module} ×{row['folded']:,}".strip() if row.get("folded") else module
+    if label == "item":
+        return f"{row['section']}: {row['item'].replace('_', ' ')}", ""
+    if label == "name":
+        return row.get("short") or str(row["name"]), ""
+    if label == "module" and FUSED in row[label]:
+        return f"fused: {', '.join(row[label].split(FUSED))}", ""
+    return str(row[label]), ""
+
+
+def _walk(lines: Mapping[int, Line], children: Mapping[int, list[int]]) -> Iterator[Line]:
+    """Yield the lines depth first, without recursion: models can be deeper than CPython's recursion limit."""
+    pending: list[tuple[int, tuple[Any, ...]]] = [(number, ()) for number in reversed(children.get(NONE, []))]
+    while pending:
+        number, around = pending.pop()  # `around` is a linked list of the lines around, innermost first
+        line = lines[number]
+        line.depth = around[1].depth + 1 if around else 0
+        line.label = _label(line, around)
+        yield line
+        pending += [(child, (around, line)) for child in reversed(children.get(number, []))]
+
+
+def _label(line: Line, around: tuple[Any, ...]) -> str:
+    """Return the label of a line inside others: the path below the layer or range around it."""
+    path, module = line.key
+    if around and module.startswith(COMPILED):
+        return "(graph)"
+    if not path or (FUSED in path and not module):
+        return "module" if around and line.is_layer and around[1].is_layer else line.label
+    if not around:
+        return line.label if path in TITLES else layer_path.relative(path, "")
+    while layer_path.INSIDE in path and around[0] and not layer_path.is_within(path, around[1].key[0] or "."):
+        around = around[0]  # a range inside a layer is named by the range around it
+    outer = around[1].key[0]
+    return line.label if path in TITLES else layer_path.relative(path, "" if path == outer else outer)
+
 
 _LEAST: Final = 5
 """Number of equal siblings that fold. Image models (ResNet, Swin, ConvNeXt) have four stages, which differ in
@@ -135,42 +354,6 @@ def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
 _PLACE: Final = "(place)"
 
 
-def shown_lines(report: Report) -> list[Line]:
-    """Return the lines of the layer table in depth-first order, with folds."""
-    lines = layer_lines(report.tree_rows, report.every)
-    groups = ((line.number, next(iter(line.phases.values())).get("group")) for line in lines)
-    return _folded(lines, {number: group for number, group in groups if group is not None})
-
-
-def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
-    """Return the columns of the layer table. With folds, their spread comes before the self time."""
-    columns = tree_columns(report, lines)
-    spreads = {id(line): spread_of(line, report.time) for line in lines if line.members}
-    valid = [spread for spread in spreads.values() if spread]
-    if not valid:
-        return columns
-    unit, whole = unit_for(spread.slowest for spread in valid), unit_for(report.tree_rows[report.time])
-
-    def spread_column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
-        def cell(line: Line) -> str:
-            spread = spreads.get(id(line))
-            return show(spread) if spread else ""
-
-        own = "" if name == "index" or unit.name == whole.name else f" {unit.name}"
-        return head(TREE[name], cell, title=f"{TREE[name].title}{own}")
-
-    added = [
-        spread_column("median", lambda spread: unit.show(spread.median)),
-        spread_column("slowest", lambda spread: unit.show(spread.slowest)),
-        spread_column("index", lambda spread: spread.index),
-        spread_column("iqr", lambda spread: unit.show(spread.iqr)),
-    ]
-    titles = [column.title for column in columns]
-    own, share = (columns[titles.index(TREE[name].title)] for name in ("self", "share"))
-    before, after = columns[: titles.index(own.title)], columns[titles.index(share.title) + 1 :]
-    return [*before, share, *added, own, *after]
-
-
 def spread_of(fold: Line, time: str) -> Spread | None:
     """Return how the times of the layers in a fold differ; None: fewer than two are known."""
     times = [(total, line) for line in fold.members if (total := line.get(time)) is not None]
@@ -221,13 +404,13 @@ def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[
     """Map the number of each line in a fold to the path of the fold. `unfolds` says which paths stay out of a fold."""
     inner = _inner(lines)
     fold_paths: dict[int, str] = {}
-    pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
+    pending = [("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
     while pending:
-        siblings = pending.pop()
-        for node in _fold_siblings(siblings, inner, unfolds):
+        above, siblings = pending.pop()
+        for node in _fold_siblings(siblings, above, inner, unfolds):
             repeats = len(node.lines) > 1  # a range of the program has the same name in each layer
             fold_paths.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
-            pending.append(_Siblings(node.path, _merged(node, inner)))
+            pending.append((node.path, _merged(node, inner)))
     return fold_paths
 
 
@@ -238,12 +421,6 @@ class _Node:
     path: str
     module: str
     lines: list[Line]
-
-
-@dataclass(slots=True)
-class _Siblings:
-    above: str
-    nodes: list[_Node]
 
 
 def _inner(lines: Iterable[Line]) -> _Inner:
@@ -307,11 +484,13 @@ def _moved(path: str, old: str, new: str) -> str:
     return new + path[len(old) :] if old and layer_path.is_within(path, old) else path
 
 
-def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
-    """Return siblings with those that differ only in an index as one node; the pattern of most siblings wins."""
+def _fold_siblings(
+    siblings: Sequence[_Node], above: str, inner: _Inner, unfolds: Callable[[str, str], bool]
+) -> list[_Node]:
+    """Return the nodes inside `above` with those that differ only in an index as one; the pattern of most wins."""
     patterns: dict[_Key, list[_Node]] = {}
-    for node in siblings.nodes:
-        for pattern in _patterns(node, siblings.above):
+    for node in siblings:
+        for pattern in _patterns(node, above):
             patterns.setdefault((pattern, node.module), []).append(node)
     taken: set[int] = set()
     folds: list[_Node] = []
@@ -326,7 +505,7 @@ def _fold_siblings(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, s
         if kept:
             folds.append(_Node(pattern, module, [line for node in kept for line in node.lines]))
         folds += [node for node in equal if not any(node is other for other in kept)]
-    return [node for node in siblings.nodes if id(node) not in taken] + folds
+    return [node for node in siblings if id(node) not in taken] + folds
 
 
 def _patterns(node: _Node, above: str) -> Iterator[str]:
