@@ -6,8 +6,6 @@ import contextlib
 import sys
 import warnings
 
-__all__ = ["AnnotError", "EmptyProfileError", "warn"]
-
 
 class AnnotError(Exception):
     """A profile, tool or file cannot be used. The message is one sentence that names it.

@@ -48,21 +48,6 @@ from annot.attribution.range_trees import Forest, loops
 from annot.labels import tag
 from annot.util.weak_keys import once_for_each
 
-__all__ = [
-    "COLLECTIVE",
-    "NOBODY",
-    "UNNAMED",
-    "Collectives",
-    "Message",
-    "bus_factor",
-    "by_communication",
-    "by_expert",
-    "by_stage",
-    "collectives_of",
-    "message_of",
-    "operations",
-]
-
 COLLECTIVE: Final = (pl.col("phase") == "collective") | pl.col("layer").str.contains(
     r"^(?:c10d::|nccl:|gloo:|mpi:|nccl[A-Z]|record_param_comms$)"
 )

@@ -18,22 +18,12 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer
+from annot.attribution.nesting import KEY
 from annot.labels import layer_path
 from annot.labels.tag import FUSED
-
-__all__ = [
-    "Comparability",
-    "Program",
-    "comparability",
-    "device_names",
-    "difference",
-    "fused_layers",
-    "program_of",
-]
 
 Layer: TypeAlias = tuple[str, str]
 """Path and phase of a layer or of a fused kernel."""

@@ -15,28 +15,16 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names, fused_layers
-from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_group
+from annot.analyze.gpu_activities import attributed_blocks, range_self_times, sums_by_group
 from annot.analyze.kernel_names import classify
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
-from annot.attribution.nesting import Key
+from annot.attribution.nesting import KEY, Key
 from annot.attribution.range_trees import Forest
 from annot.attribution.summary import step_spans
 from annot.labels.tag import COMPILED
-
-__all__ = [
-    "SUBJECTS",
-    "Comparison",
-    "Folds",
-    "Nesting",
-    "Times",
-    "Tree",
-    "compare",
-    "is_step_slower",
-    "regressions",
-]
 
 Times: TypeAlias = tuple[float, float]
 """Times in two profiles (ns); 0: the profile lacks the row."""

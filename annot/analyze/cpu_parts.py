@@ -37,21 +37,6 @@ from annot.attribution.range_trees import Forest
 from annot.labels import layer_path
 from annot.util.weak_keys import once_for_each
 
-__all__ = [
-    "COMPUTED",
-    "CPU_PARTS",
-    "GPU_PARTS",
-    "IDLE",
-    "OTHER",
-    "OUTSIDE",
-    "PartName",
-    "around_others",
-    "going_on_without_gpu",
-    "layers_of_parts",
-    "phase_times",
-    "repeated_layers",
-]
-
 
 class PartName(NamedTuple):
     """Name of a part, which completes "46% …" and "mostly …", and a sentence about it without its full stop.

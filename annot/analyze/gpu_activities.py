@@ -21,25 +21,6 @@ from annot.attribution.column_ops import NONE
 from annot.attribution.nesting import KEY, Nodes
 from annot.profile import kernels_as_work
 
-__all__ = [
-    "KEY",
-    "SAME",
-    "activities",
-    "attributed_blocks",
-    "attributed_kernels",
-    "by_layer_and_step",
-    "device_idle",
-    "has_gpu_activities",
-    "idle_calls",
-    "idle_intervals",
-    "idle_of_nodes",
-    "over",
-    "range_self_times",
-    "self_times_by_step",
-    "sums_by_group",
-    "sums_by_layer",
-]
-
 SAME: Final = {"wait": "synchronisation", "call": "launch", "pending": "launch", "gap": "launch"}
 """Further names of intervals of `idle_intervals`, and their parts."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_kernels, has_gpu_activities, over, sums_by_layer
+from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities, over, sums_by_layer
 from annot.analyze.peaks import (
     Peaks,
     Stored,
@@ -30,15 +30,7 @@ from annot.analyze.peaks import (
     unknown_peaks,
 )
 from annot.attribution.attribute import Attribution
-
-__all__ = [
-    "COUNTERS",
-    "GIVEN",
-    "default_peaks",
-    "layer_counters",
-    "measured_work",
-    "peaks_from_file",
-]
+from annot.attribution.nesting import KEY
 
 _SECTOR: Final = 32
 

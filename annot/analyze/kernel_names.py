@@ -29,20 +29,6 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer
 from annot.attribution.nesting import KEY
 
-__all__ = [
-    "KINDS",
-    "MATRIX",
-    "KernelClass",
-    "by_class",
-    "classify",
-    "layer_kernels",
-    "layer_names",
-    "short_name",
-    "short_names",
-    "with_classes",
-    "with_short_names",
-]
-
 Kind: TypeAlias = Literal[
     "gemm", "convolution", "attention", "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy",
     "random", "optimizer", "collective", "other",

@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, activities, attributed_blocks
+from annot.analyze.gpu_activities import activities, attributed_blocks
 from annot.analyze.hardware_counters import default_peaks, layer_counters
 from annot.analyze.kernel_names import layer_kernels
 from annot.analyze.roofline import layer_roofline
@@ -23,8 +23,7 @@ from annot.attribution.attribute import Attribution, known
 from annot.attribution.column_ops import NONE, outermost
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer
-
-__all__ = ["SPANS", "Spans", "by_detail", "spans"]
+from annot.attribution.nesting import KEY
 
 _CLOCKS: Final = ("host", "gpu")
 _EXTREMES: Final = ("min", "max", "sum")

@@ -44,26 +44,6 @@ from msgspec import Meta
 
 from annot.errors import AnnotError
 
-__all__ = [
-    "NVIDIA",
-    "Calibration",
-    "Peaks",
-    "Stored",
-    "calibration_folder",
-    "cpu_name",
-    "device_of_counters",
-    "device_row",
-    "file_of",
-    "given_peaks",
-    "gpu_name",
-    "gpus",
-    "peaks_of_device",
-    "read_calibration",
-    "short_time",
-    "stored_calibration",
-    "unknown_peaks",
-]
-
 _BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
 _OF_CPU: Final = re.compile(r"\((?:R|TM|C)\)|\b(?:CPU|Processor|\d+-Core)\b|@.*|\bwith Radeon.*", re.IGNORECASE)
 _LONGEST: Final = 40

@@ -19,7 +19,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_blocks, device_idle
+from annot.analyze.gpu_activities import attributed_blocks, device_idle
 from annot.analyze.hardware_counters import COUNTERS, default_peaks, layer_counters, measured_work
 from annot.analyze.kernel_names import MATRIX, classify, with_classes, with_short_names
 from annot.analyze.peaks import Peaks
@@ -32,21 +32,10 @@ from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.column_ops import Numbers
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import NO_OPERATION, by_layer, phases_of_nodes
+from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
-
-__all__ = [
-    "by_bottleneck",
-    "by_op_roofline",
-    "by_op_work",
-    "kernel_roofline",
-    "layer_roofline",
-    "operator_table",
-    "precision_of",
-    "step_batches",
-    "under_roof",
-]
 
 _DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float[84]\w*)")
 _FROM_AMD: Final = ("MIOpen", "rocBLAS", "hipBLASLt", "Composable Kernel", "AITER")

@@ -26,7 +26,7 @@ from annot.analyze.cpu_parts import (
     layers_of_parts,
     repeated_layers,
 )
-from annot.analyze.gpu_activities import KEY, SAME, attributed_blocks, idle_intervals
+from annot.analyze.gpu_activities import SAME, attributed_blocks, idle_intervals
 from annot.analyze.kernel_names import MATRIX
 from annot.analyze.step_parts import (
     WORK,
@@ -45,20 +45,13 @@ from annot.analyze.tensor_cores import layer_tensor_cores, matrix_units, tensor_
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.ingest import BATCH, DATA, EPOCH
+from annot.attribution.ingest import EPOCH
 from annot.attribution.layer_tables import by_layer
+from annot.attribution.nesting import KEY
 from annot.attribution.summary import step_spans, summarize
+from annot.labels.foreign import BATCH, DATA
 from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
-
-__all__ = [
-    "busy_times",
-    "by_summary",
-    "excess_of_long_steps",
-    "part_names",
-    "step_time",
-    "step_work",
-]
 
 
 @once_for_each

@@ -23,28 +23,6 @@ from annot.attribution.steps import worker_processes
 from annot.attribution.summary import step_spans
 from annot.labels.foreign import WARM_UP
 
-__all__ = [
-    "COLLECTIVE_NAME",
-    "WORK",
-    "Calls",
-    "Device",
-    "Intervals",
-    "StepInputs",
-    "by_device",
-    "calls_of",
-    "cut",
-    "exclusive",
-    "intervals_of",
-    "launching",
-    "merged",
-    "shares",
-    "shares_of_devices",
-    "step_inputs",
-    "typed",
-    "within",
-    "without",
-]
-
 _SLICE: Final = 1 << 18
 """Intervals per batch: with millions of intervals the intermediate columns take more memory than the intervals."""
 

@@ -22,27 +22,15 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 import polars.selectors as cs
 
-from annot.analyze.gpu_activities import KEY, attributed_blocks, attributed_kernels, has_gpu_activities, over
+from annot.analyze.gpu_activities import attributed_blocks, attributed_kernels, has_gpu_activities, over
 from annot.analyze.kernel_names import MATRIX, layer_names, with_classes
 from annot.analyze.step_parts import calls_of, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_layer, of_modules
+from annot.attribution.nesting import KEY
 from annot.labels import tag
 from annot.profile import Profile
-
-__all__ = [
-    "F32_KERNEL",
-    "by_iteration",
-    "by_op_type",
-    "by_tensor_core",
-    "divisor_of",
-    "layer_tensor_cores",
-    "matrix_units",
-    "multiplies",
-    "precision_words",
-    "tensor_core_work",
-]
 
 COUNTERS: Final = {
     "exact": r"^(?:sm|smsp)__\w*(?:pipe_tensor_\w*mma|path_tensor|op_\w*mma)|^tensor_(?:precision|int)_fu_utilization$",

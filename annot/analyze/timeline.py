@@ -16,8 +16,6 @@ import polars as pl
 from annot.analyze.trace_events import Lanes, Tracks, activity_blocks, range_blocks
 from annot.attribution.attribute import Attribution
 
-__all__ = ["Timeline", "timeline"]
-
 _CELLS: Final = 2048
 _HOST: Final = ("thread", "layers")
 """Kinds of tracks whose ranges nest."""

@@ -15,20 +15,12 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, attributed_blocks
+from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.step_parts import Calls, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
+from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest
-
-__all__ = [
-    "EVENTS",
-    "Events",
-    "Lanes",
-    "Tracks",
-    "activity_blocks",
-    "range_blocks",
-]
 
 _Key: TypeAlias = tuple[int | None, ...]
 _WHERE: Final = {

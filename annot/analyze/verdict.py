@@ -23,10 +23,9 @@ from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.run_summary import by_summary, part_names
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.ingest import BATCH, DATA, EPOCH
+from annot.attribution.ingest import EPOCH
+from annot.labels.foreign import BATCH, DATA
 from annot.labels.layer_path import named, with_parent
-
-__all__ = ["RankTimes", "ranks_verdict", "times_of_rank", "verdict"]
 
 _MOST: Final = 0.5
 """Share of the GPU time outside ranges above which the sentence begins with it."""

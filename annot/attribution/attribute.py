@@ -24,17 +24,6 @@ from annot.errors import AnnotError
 from annot.labels.tag import COMPILED
 from annot.profile import Source
 
-__all__ = [
-    "STEADY",
-    "Attribution",
-    "attribute",
-    "known",
-    "outside_ranges_ns",
-    "process_spans",
-    "self_times",
-    "without_unknown",
-]
-
 _COLUMNS: Final = (
     "host_ns", "host_self_ns", "start_ns", "step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "warmup",
 )  # fmt: skip

@@ -44,39 +44,6 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = [
-    "ANY",
-    "CHAIN",
-    "LEFT_OUT",
-    "NONE",
-    "TEXT_KEY_UNITS",
-    "LaunchTable",
-    "Numbers",
-    "Sums",
-    "Threads",
-    "Tree",
-    "by_time",
-    "codes",
-    "crossing",
-    "enclosing",
-    "fold",
-    "guessed",
-    "high_of",
-    "innermost",
-    "innermost_around",
-    "inside",
-    "known",
-    "low_of",
-    "one_chunk",
-    "order",
-    "outermost",
-    "owner_columns",
-    "pair",
-    "parents",
-    "paths",
-    "spans_of",
-]
-
 NONE: Final = -1
 _ABSENT: Final = -1 << 31
 """Value and step of unknown launches in `annot.native._tables`."""

@@ -24,19 +24,6 @@ from annot.labels.tag import DOMAIN
 from annot.native import tables
 from annot.profile import Source
 
-__all__ = [
-    "FARTHEST",
-    "MEMORY_COLUMNS",
-    "OUTSIDE_RANGES",
-    "REASONS",
-    "UNATTRIBUTED",
-    "Account",
-    "Attributor",
-    "Busy",
-    "Reach",
-    "memory_of",
-]
-
 _RESULT: Final = {
     "key": pl.Int32, "device": pl.Int32, "busy_ns": pl.Int64, "first_ns": pl.Int64, "last_ns": pl.Int64,
 }  # fmt: skip

@@ -30,8 +30,6 @@ from annot.labels.tag import DOMAIN
 from annot.profile import RANGES, Profile
 from annot.read.text import counted, listed
 
-__all__ = ["COPY", "MEMSET", "Captures", "grow_captured", "has_replays", "with_captures"]
-
 COPY: Final = "(copy)"
 """Name of a node that copies memory."""
 MEMSET: Final = "(memset)"

@@ -48,20 +48,6 @@ from annot.labels.foreign import (
 from annot.labels.name_scopes import Scopes, is_operation
 from annot.labels.tag import DOMAIN
 
-__all__ = [
-    "BATCH",
-    "DATA",
-    "EPOCH",
-    "LAYER_PHASES",
-    "NAMELESS",
-    "TENSORFLOW",
-    "IngestedRanges",
-    "are_shared",
-    "overlap",
-    "parse_labels",
-    "placed",
-]
-
 EPOCH: Final = "(epoch)"
 TENSORFLOW: Final = "TSL"
 """NVTX domain of TensorFlow's own ranges: operations such as ``model/dense/MatMul:MatMul``, and XLA's activity."""

@@ -31,8 +31,6 @@ from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
 from annot.labels.tag import DOMAIN
 
-__all__ = ["Innermost", "Launches", "SharedOwners"]
-
 
 class SharedOwners:
     """Owners of launches among the ranges of their process."""

@@ -30,25 +30,6 @@ from annot.labels import layer_path
 from annot.labels.foreign import phase_of
 from annot.util.weak_keys import once_for_each
 
-__all__ = [
-    "LAYER_PHASES",
-    "NO_MODULE",
-    "NO_OPERATION",
-    "LineTree",
-    "by_kernel",
-    "by_layer",
-    "by_line",
-    "by_module",
-    "by_op",
-    "by_phase",
-    "is_layer",
-    "line_tree",
-    "modules_of_keys",
-    "of_modules",
-    "phases_of_nodes",
-    "rows_of_nodes",
-]
-
 _SHAPES_KEPT: Final = 8
 _SLICE: Final = 1 << 20
 """Ranges per slice. Slices keep temporary columns small."""

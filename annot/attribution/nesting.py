@@ -37,17 +37,6 @@ from annot.attribution.column_ops import NONE, Numbers, high_of, low_of, pair
 from annot.labels.foreign import folded
 from annot.labels.layer_path import INSIDE
 
-__all__ = [
-    "KEY",
-    "CrossingRanges",
-    "Key",
-    "Keys",
-    "Nodes",
-    "contained_keys",
-    "in_order",
-    "nest",
-]
-
 KEY: Final = ("layer", "module", "phase")
 """Key columns of `annot.attribution.by_layer`."""
 

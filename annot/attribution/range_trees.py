@@ -41,19 +41,6 @@ from annot.attribution.nesting import KEY, Key, Keys, Nodes, contained_keys, in_
 from annot.labels import layer_path, tag
 from annot.labels.foreign import hooks_of
 
-__all__ = [
-    "Forest",
-    "calls_in_graphs",
-    "forward_rows",
-    "grow",
-    "hooked_labels",
-    "inside_engine_range",
-    "loops",
-    "paths_of",
-    "with_layers",
-    "with_layers_around",
-]
-
 
 def with_layers_around(nodes: Nodes, keys: Keys, texts: pl.Series) -> tuple[Nodes, list[int]] | None:
     """Return nodes in which the kernels of compiled graphs are inside their layers, and the new node of each node.

@@ -16,20 +16,8 @@ from typing import Final, TypeAlias
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.ingest import BATCH
 from annot.attribution.range_trees import Forest
-
-__all__ = [
-    "NAMES",
-    "PHASES",
-    "Repetition",
-    "is_update",
-    "largest_repetitions",
-    "optimizer_steps",
-    "optimizers_of",
-    "phase_ranges",
-    "repetition",
-]
+from annot.labels.foreign import BATCH
 
 NAMES: Final = (
     r"(?i)^(?:(?:.*[^a-z])?(?:step|iter|iteration|batch|train)[\s#:=_-]*(\d{1,18})|(?:step|iteration|batch))$"

@@ -13,25 +13,11 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.column_ops import NONE
-from annot.attribution.ingest import BATCH, EPOCH
+from annot.attribution.ingest import EPOCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_sequences import NAMES, is_update, repetition
-from annot.labels.foreign import WARM_UP, serving_step
+from annot.labels.foreign import BATCH, WARM_UP, serving_step
 from annot.labels.tag import WORKER
-
-__all__ = [
-    "SIZES",
-    "Steps",
-    "fetches",
-    "find_steps",
-    "of_main_kind",
-    "steady_steps",
-    "step_slice",
-    "time_in",
-    "time_outside_steps",
-    "without_steps",
-    "worker_processes",
-]
 
 _OF_TRAINING = ("forward", "backward", "optimizer")
 

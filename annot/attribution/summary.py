@@ -49,8 +49,6 @@ from annot.attribution.steps import SIZES, Steps, fetches, of_main_kind, steady_
 from annot.labels.foreign import WARM_UP
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["by_step", "step_spans", "step_statistics", "summarize"]
-
 _BEHIND: Final = 1.1
 """Ratio of the time between the ends of steps on the GPU to that on the CPU from which the GPU counts as behind."""
 

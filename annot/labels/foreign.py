@@ -46,11 +46,6 @@ from typing import Final
 
 import polars as pl
 
-__all__ = [
-    "BATCH", "DATA", "DOMAINS", "ENGINE", "WARM_UP", "Label", "ServingStep", "folded", "hooks_of", "is_call", "is_step",
-    "name_of", "phase_of", "serving_engine", "serving_step", "split_suffix", "understand", "unwrapped",
-]  # fmt: skip
-
 BATCH: Final = "(batch)"
 DATA: Final = "(data)"
 

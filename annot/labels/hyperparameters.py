@@ -7,8 +7,6 @@ from typing import Any, Final, TypeAlias
 
 from annot.labels import tag
 
-__all__ = ["ALWAYS", "Arguments", "Hyperparameter", "hyperparameter_values"]
-
 ALWAYS: Final = object()
 """Default of a hyperparameter whose value is always recorded."""
 

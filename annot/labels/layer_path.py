@@ -15,21 +15,6 @@ from typing import Final
 
 from annot.labels.tag import FUSED, MODEL
 
-__all__ = [
-    "INSIDE",
-    "above",
-    "around",
-    "common",
-    "containers",
-    "is_within",
-    "last",
-    "layers_of",
-    "named",
-    "relative",
-    "with_parent",
-    "within",
-]
-
 INSIDE: Final = " › "
 """Separator of the names of ranges inside each other."""
 

@@ -31,12 +31,6 @@ from typing import Final, Literal
 
 from annot.labels import tag
 
-__all__ = [
-    "CPU", "LOADER", "MACHINE", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "cpu_model", "format_cpu",
-    "format_loader", "format_machine", "format_memory", "format_rank", "format_scope", "format_source", "parse_cpu",
-    "parse_loader", "parse_machine", "parse_memory", "parse_rank", "parse_scope", "parse_source",
-]  # fmt: skip
-
 CPU: Final = "CPU "
 """Prefix of marks about the threads of a process."""
 

@@ -22,8 +22,6 @@ from typing import Final
 from annot.labels import tag
 from annot.labels.marks import parse_scope
 
-__all__ = ["Operation", "Scopes", "is_operation", "operation"]
-
 # Limits for corrupt names: the total length of all levels grows with the square of the length of a name.
 _LONGEST: Final = 4096
 _DEEPEST: Final = 32

@@ -8,8 +8,6 @@ from typing import Final, TypeAlias
 from annot.labels import tag
 from annot.labels.tag import Value
 
-__all__ = ["NUMBERS", "Row", "arguments", "switched_on", "text"]
-
 NUMBERS: Final = ("momentum", "dampening", "nesterov", "amsgrad", "centered", "maximize")
 """Hyperparameters that add work unless they are zero. Range names record that they are on, not their values."""
 

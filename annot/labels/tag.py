@@ -28,27 +28,6 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = [
-    "AROUND",
-    "COLORS",
-    "COMPILED",
-    "DOMAIN",
-    "FINDINGS",
-    "FUSED",
-    "MODEL",
-    "NOTE",
-    "PHASES",
-    "WORKER",
-    "Phase",
-    "Scalar",
-    "Tag",
-    "TensorSpec",
-    "Value",
-    "format",
-    "parse",
-    "short_dtype",
-]
-
 DOMAIN: Final = "annot"
 """NVTX domain of annot's ranges."""
 

@@ -22,8 +22,6 @@ from annot.profile import Profile, Source
 from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
-__all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
-
 T = TypeVar("T")
 
 _HEAD: Final = 65536

@@ -26,8 +26,6 @@ from annot.errors import AnnotError
 from annot.profile import LATEST, Profile
 from annot.read.text import counted, integer
 
-__all__ = ["NAME", "read", "sniff"]
-
 NAME: Final = "proton"
 
 _JSON: Final = re.compile(rb'\s*\[\s*\{\s*"(?:frame|metrics|children)"\s*:\s*[\[{]')

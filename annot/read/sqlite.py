@@ -27,21 +27,6 @@ from annot.native import tables
 from annot.profile import LATEST, pinned_memory
 from annot.util.progress import has_listener, tell
 
-__all__ = [
-    "ACTIVITY",
-    "COPY_COLUMNS",
-    "MAGIC",
-    "ROW",
-    "Columns",
-    "Database",
-    "check_columns",
-    "new_database",
-    "open_database",
-    "resolve",
-    "with_copy_kinds",
-    "with_times",
-]
-
 MAGIC: Final = b"SQLite format 3\x00"
 
 ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"

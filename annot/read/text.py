@@ -17,8 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-__all__ = ["counted", "decoded", "integer", "listed", "nanoseconds", "number", "read_text", "sentences", "split_line"]
-
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _NUMBER: Final = re.compile(r"[-+]?[0-9][0-9.,'\u00a0\u202f]*(?:e[-+]?[0-9]{1,3})?|[-+]?\.[0-9]+", re.IGNORECASE)

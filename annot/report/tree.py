@@ -20,10 +20,11 @@ import polars as pl
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.ingest import BATCH, DATA, EPOCH
+from annot.attribution.ingest import EPOCH
 from annot.attribution.layer_tables import LAYER_PHASES, by_line
 from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
+from annot.labels.foreign import BATCH, DATA
 from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Column, combined
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 from typing import Final
 
-__all__ = ["ASCII", "ERRORS"]
-
 ERRORS: Final = "annot_ascii"
 """Name of the error handler for `codecs`: the character of `ASCII`, or else a question mark."""
 ASCII: Final = {

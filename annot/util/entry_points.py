@@ -13,8 +13,6 @@ from typing import Any, Final, TypeVar
 
 from annot.errors import AnnotError, warn
 
-__all__ = ["Extension", "loaded"]
-
 T = TypeVar("T")
 _FAILURES: Final = (Exception, SystemExit)
 

@@ -13,11 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "WRITER_BACKEND", "Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "has_nsys_writer", "loses_nvtx_package",
-    "nvtx_release", "nvtx_version_of", "python_of", "version_of",
-]  # fmt: skip
-
 WRITER_BACKEND = "NSYS_WRITER_BACKEND"
 """The environment variable with the path of the library that nsys_writer uses."""
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["fork_safe"]
-
 _all: Final[WeakKeys[Any, None]] = WeakKeys()
 
 

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from annot.util.locks import fork_safe
 
-__all__ = ["MAX_RECENT", "Recent"]
-
 MAX_RECENT: Final = 1 << 16
 """Maximum number of young entries in all `Recent` caches together; an entry takes about 1 KB."""
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-__all__ = ["Listener", "has_listener", "listening", "tell"]
-
 Listener: TypeAlias = Callable[[str, int, int | None, str], None]
 """A function with the parameters of `tell`."""
 

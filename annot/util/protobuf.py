@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes", "parse"]
-
 # FieldDescriptorProto.Type
 DOUBLE: Final = 1
 FLOAT: Final = 2

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-__all__ = ["WeakKeys", "once_for_each"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 P = ParamSpec("P")

@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from annot.errors import AnnotError
 
-__all__ = ["created", "write_file"]
-
 
 @contextmanager
 def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:

@@ -12,8 +12,6 @@ from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
 from annot.analyze.work.layer_work import by_layer_with_work
 from annot.labels.tag import parse
 
-__all__ = ["RULES"]
-
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}

@@ -35,8 +35,6 @@ from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
 from annot.labels.tag import COMPILED, Tag, parse
 
-__all__ = ["Advice", "Facts", "Loader", "Rule"]
-
 LEAST_SHARE: Final = 0.1
 """Share of the step from which a part of it is worth other code, such as a fused layer. The verdict names no smaller
 part."""

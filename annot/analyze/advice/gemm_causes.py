@@ -15,8 +15,6 @@ from annot.analyze.tensor_cores import divisor_of
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import operator_cost
 
-__all__ = ["convolution_cause", "gemm_cause"]
-
 _FEWEST_PROCESSORS: Final = 40
 """Multiprocessors of the smallest GPU for data centers since Volta (T4), where the device is unknown."""
 _LONG_DEPTH: Final = 4

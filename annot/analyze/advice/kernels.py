@@ -16,8 +16,6 @@ from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.attribution.attribute import known
 from annot.labels.tag import Tag
 
-__all__ = ["CONVERSIONS", "RULES", "cuda_graphs", "host_bound", "outside_matrix_units"]
-
 _SHORT_NS: Final = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
 _MOST_WAITS: Final = 2

@@ -25,8 +25,6 @@ from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
 from annot.attribution.steps import fetches
 
-__all__ = ["RULES", "collectives", "data_loading"]
-
 _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
 _MOST_NAMED: Final = 3

@@ -18,21 +18,6 @@ from annot.analyze.work.call import Call
 from annot.analyze.work.operators import REDUCTIONS, Mixture, mixture_of, reduced_dimensions
 from annot.labels.tag import Tag
 
-__all__ = [
-    "CHANNELS_LAST",
-    "LOW_ROOF",
-    "TILE",
-    "Cause",
-    "Family",
-    "Operator",
-    "attention_cause",
-    "embedding_cause",
-    "experts_cause",
-    "first_cause",
-    "is_fast",
-    "reduction_cause",
-]
-
 LOW_ROOF: Final = 0.5
 """Share of the roof below which a tuned library kernel is slow."""
 TILE: Final = (128, 128)

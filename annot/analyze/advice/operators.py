@@ -27,8 +27,6 @@ from annot.analyze.work.call import CONTRADICTIONS, Call
 from annot.analyze.work.operators import REDUCTIONS
 from annot.labels.tag import Tag
 
-__all__ = ["RULES", "cause_of", "longest_operator"]
-
 _FAMILIES: Final[dict[str, Family]] = {
     "conv": convolution_cause,
     "attention": attention_cause,

@@ -9,18 +9,6 @@ from typing import Final, TypeAlias
 
 from annot.labels.tag import Tag, TensorSpec, Value
 
-__all__ = [
-    "CONTRADICTIONS",
-    "Call",
-    "Cost",
-    "Formula",
-    "UncountableError",
-    "Work",
-    "broadcast",
-    "item_size",
-    "output_sizes",
-]
-
 Shape: TypeAlias = tuple[int, ...]
 
 _SIZES: Final = {

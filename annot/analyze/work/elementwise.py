@@ -27,8 +27,6 @@ from annot.analyze.work.call import Call, Cost, Formula, UncountableError, broad
 from annot.labels.optimizer_arguments import NUMBERS
 from annot.labels.tag import Value
 
-__all__ = ["LAYERS", "OPERATIONS", "UPDATES", "each"]
-
 _ACTIVATIONS: Final = {
     # forward and backward FLOPs per element
     "ReLU": (1, 1), "ReLU6": (2, 2), "Hardtanh": (2, 2), "Threshold": (1, 1), "LeakyReLU": (2, 2), "PReLU": (2, 2),

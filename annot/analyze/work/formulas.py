@@ -19,8 +19,6 @@ from annot.analyze.work.linear import product
 from annot.labels.tag import Tag, TensorSpec
 from annot.util.entry_points import loaded
 
-__all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
-
 
 def _einsum(call: Call) -> Cost:
     """Count a multiply-add per combination of all indices of ``abc,cd->abd``, including the dimensions of ``...``."""

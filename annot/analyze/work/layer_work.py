@@ -31,17 +31,6 @@ from annot.labels import layer_path
 from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
-__all__ = [
-    "by_text",
-    "kernel_flops",
-    "layer_flops",
-    "layer_work",
-    "not_counted",
-    "padded",
-    "with_measured",
-    "with_work",
-]
-
 _PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 

@@ -19,8 +19,6 @@ from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast, item_size, output_sizes
 
-__all__ = ["LINEAR_LAYERS", "LINEAR_OPERATIONS", "SEQUENCE_LAYERS", "SEQUENCE_OPERATIONS", "product"]
-
 
 def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
             gemms: tuple[tuple[int, int, int, int], ...] = ()) -> Cost:  # fmt: skip

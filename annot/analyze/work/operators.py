@@ -24,18 +24,6 @@ from annot.attribution.range_trees import Forest
 from annot.labels.tag import Tag, TensorSpec, Value, parse
 from annot.read.kineto.operator_calls import EXPERTS, VIEWS
 
-__all__ = [
-    "REDUCTIONS",
-    "Calls",
-    "Mixture",
-    "mixture_of",
-    "operator_calls",
-    "operator_cost",
-    "operator_work",
-    "reduced_dimensions",
-    "work_of_labels",
-]
-
 _Count: TypeAlias = Callable[[Call], Work]
 
 

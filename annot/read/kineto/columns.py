@@ -26,8 +26,6 @@ from annot.read.kineto.flows import MODULE, ModuleSources
 from annot.read.kineto.operator_calls import MESSAGE, VIEWS, call_text, message_text
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "PROCESS", "Columns", "InexactTimesError", "annotation"]
-
 OPERATOR: Final = 0
 MIXED: Final = 1
 """An operator or an annotation. PyTorch releases of 2021 have one category for both."""

@@ -14,8 +14,6 @@ import polars as pl
 from annot.labels import tag
 from annot.read.kineto.trace_events import Event
 
-__all__ = ["MODULE", "ModuleSources", "correlated", "link_backward", "module_texts"]
-
 MODULE: Final = "nn.Module: "
 """Start of the names of calls of modules."""
 _DEEPEST: Final = 128

@@ -24,8 +24,6 @@ import msgspec
 from annot.labels import tag
 from annot.labels.tag import Scalar, Tag, TensorSpec, Value
 
-__all__ = ["EXPERTS", "MESSAGE", "OPERATORS", "VIEWS", "call_text", "message_text"]
-
 _CONVOLUTION: Final = "input weight bias stride padding dilation"
 _POOL: Final = "input kernel stride padding dilation ceil"
 _ATTENTION: Final = "query key value"

@@ -30,8 +30,6 @@ from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.text import counted, sentences
 
-__all__ = ["NAME", "read", "sniff"]
-
 NAME: Final = "kineto"
 
 _SNIFFED: Final = 1 << 20

@@ -24,8 +24,6 @@ import msgspec
 
 from annot.errors import AnnotError
 
-__all__ = ["GZIP", "NO_ARGS", "Event", "TraceFile"]
-
 GZIP: Final = b"\x1f\x8b"
 
 NO_ARGS: Final = msgspec.Raw(b"{}")

@@ -27,8 +27,6 @@ from annot.profile import Profile
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, Launch, OpenRange, profile_of
 from annot.read.text import counted, decoded, integer, number, read_text, split_line
 
-__all__ = ["NAME", "PUSHED", "STARTED", "pushed_ranges", "read", "sniff", "started_ranges"]
-
 NAME: Final = "ncu_csv"
 
 PUSHED: Final = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

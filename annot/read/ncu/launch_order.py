@@ -17,8 +17,6 @@ from typing import Any, Final
 from annot.profile import Profile
 from annot.read.text import counted, nanoseconds
 
-__all__ = ["DEFAULT_DOMAIN", "DURATIONS", "Launch", "OpenRange", "profile_of"]
-
 DEFAULT_DOMAIN: Final = "<default domain>"
 """Name of the default NVTX domain in Nsight Compute."""
 

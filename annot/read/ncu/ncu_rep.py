@@ -25,8 +25,6 @@ from annot.profile import Profile
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
 from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
-__all__ = ["NAME", "open_envelope", "read", "sniff"]
-
 NAME: Final = "ncu_rep"
 
 _WORKER: Final = Path(__file__).with_name("worker.py")

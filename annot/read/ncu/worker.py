@@ -17,8 +17,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["main"]
-
 _MEMORY = 8 << 30  # bytes of address space; reports have some megabytes
 
 

@@ -27,8 +27,6 @@ from annot.labels.tag import DOMAIN, NOTE
 from annot.read.sqlite import ACTIVITY, Database
 from annot.read.text import counted, integer, sentences
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta"]
-
 T = TypeVar("T")
 
 _RANK: Final = ("rank", "world_size")

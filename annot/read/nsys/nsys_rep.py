@@ -20,8 +20,6 @@ from annot.read.nsys.sqlite_export import read_exported
 from annot.util.installed_tools import Nsys, find_nsys
 from annot.util.progress import tell
 
-__all__ = ["NAME", "newest_nsys", "read", "sniff"]
-
 NAME: Final = "nsys_report"
 
 _MAGIC: Final = b"NVIDIA Tegra Profiler Report "

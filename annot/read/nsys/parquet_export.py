@@ -25,8 +25,6 @@ from annot.profile import Profile
 from annot.read.nsys.sqlite_export import read_exported
 from annot.read.sqlite import ACTIVITY, new_database
 
-__all__ = ["NAME", "convert", "read", "sniff"]
-
 NAME: Final = "nsys_parquet"
 
 _SUFFIX: Final = ".parquet"

@@ -45,10 +45,6 @@ from annot.read.sqlite import (
 )
 from annot.read.text import sentences
 
-__all__ = [
-    "FINDINGS_PROCESS", "NAME", "Export", "process_of", "read", "read_exported", "read_strings", "sniff", "stream",
-]  # fmt: skip
-
 NAME: Final = "nsys_sqlite"
 
 FINDINGS_PROCESS: Final = 10 * 2**20

@@ -22,8 +22,6 @@ from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.text import counted, decoded, integer, nanoseconds, number, read_text, sentences, split_line
 
-__all__ = ["NAME", "read", "sniff"]
-
 NAME: Final = "nvprof_csv"
 
 _PROFILING: Final = re.compile(r"^==[0-9]+== NVPROF is profiling", re.MULTILINE)

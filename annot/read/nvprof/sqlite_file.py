@@ -31,8 +31,6 @@ from annot.read.sqlite import (
 )
 from annot.read.text import sentences
 
-__all__ = ["NAME", "read", "sniff"]
-
 NAME: Final = "nvprof_sqlite"
 
 _MARKER: Final = ACTIVITY + "MARKER"

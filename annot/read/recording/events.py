@@ -15,8 +15,6 @@ import polars as pl
 
 from annot.read.recording.files import MAX_TIME, RECORD, Kind, Part, Section, global_tid, read_text
 
-__all__ = ["HAS_COLOR", "HAS_TEXT", "MARK", "PUSHED", "STARTED", "Tally", "read_events"]
-
 PUSHED: Final = 59
 STARTED: Final = 60
 MARK: Final = 34

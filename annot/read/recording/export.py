@@ -29,8 +29,6 @@ from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, Unreada
 from annot.read.sqlite import new_database
 from annot.read.text import counted, sentences
 
-__all__ = ["NAME", "Recording", "assemble", "read", "sniff"]
-
 NAME: Final = "recording"
 
 

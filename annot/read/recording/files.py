@@ -16,11 +16,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = [
-    "MACHINE", "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError",
-    "global_tid", "read_part", "read_text", "retire",
-]  # fmt: skip
-
 PART_SUFFIX: Final = ".part"
 RECORD: Final = 32
 """Size of a record in bytes."""

@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from annot.labels.name_scopes import Scopes
 from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 
-__all__ = ["Activities", "ActivityKind", "read_device"]
-
 _STREAM: Final = "Stream"
 _OPERATIONS: Final = "XLA Ops"
 _STEPS: Final = "Steps"

@@ -19,8 +19,6 @@ from annot.labels import tag
 from annot.labels.name_scopes import Scopes, is_operation
 from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 
-__all__ = ["Event", "Host", "Kind", "Ranges"]
-
 _CORRELATION: Final = "correlation_id"
 _STATS: Final = frozenset({_CORRELATION, "step_num", "hlo_op", "hlo_module", "program_id"})
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 from annot.profile import LATEST
 from annot.util.protobuf import BYTES, DOUBLE, INT64, UINT64, Fields, message_classes, parse
 
-__all__ = ["LIMIT", "Instructions", "Plane", "decode", "integer", "messages"]
-
 _FIELDS: Final[dict[str, Fields]] = {
     "XSpace": (("planes", 1, ["XPlane"]), ("errors", 2, [BYTES]), ("warnings", 3, [BYTES])),
     "XPlane": (

@@ -45,8 +45,6 @@ from annot.read.xplane.host import Host, Kind, Ranges
 from annot.read.xplane.plane import Instructions, Plane, decode, messages
 from annot.util.protobuf import parse
 
-__all__ = ["NAME", "read", "sniff"]
-
 NAME: Final = "xplane"
 
 _PROCESS: Final = 0

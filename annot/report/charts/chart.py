@@ -14,8 +14,6 @@ from xml.sax.saxutils import escape
 
 from annot.report.units import printable
 
-__all__ = ["INKS", "SIZE", "Chart", "Mark", "Series", "Shape", "as_svg", "shapes"]
-
 SIZE: Final = (860, 480)
 _LEFT, _TOP, _RIGHT, _BELOW = 84, 46, 24, 44
 _LEGEND: Final = 18

@@ -19,8 +19,6 @@ from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.tree import row_label, with_groups
 from annot.report.units import amount, duration, unit_for
 
-__all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]
-
 _LAYERS: Final = 20
 _BESIDE: Final = ("optimizer", "data")
 """Phases outside layers that the chart of layers has, too."""

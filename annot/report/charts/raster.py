@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from annot.report.charts.chart import INKS, Chart, Shape, shapes
 
-__all__ = ["as_png", "can_draw"]
-
 _ANCHORS: Final = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow anchors: left, middle or right on the baseline
 _POINTS: Final = {"title": 15, "small": 9}
 

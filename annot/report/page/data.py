@@ -11,7 +11,7 @@ import polars.selectors as cs
 
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.compare import SUBJECTS, compare
-from annot.analyze.gpu_activities import KEY, self_times_by_step
+from annot.analyze.gpu_activities import self_times_by_step
 from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import by_class, short_names, with_classes, with_short_names
 from annot.analyze.peaks import Peaks
@@ -22,7 +22,7 @@ from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_kernel, by_line, line_tree, rows_of_nodes
-from annot.attribution.nesting import Key
+from annot.attribution.nesting import KEY, Key
 from annot.attribution.summary import by_step, summarize
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
@@ -34,8 +34,6 @@ from annot.report.terminal.table import NO_BOUND
 from annot.report.tree import Line, every_fold, folds_of, index_of, layer_lines, other_lines, row_label, with_groups
 from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
-
-__all__ = ["EVENTS", "advice_data", "comparison_data", "ranks_data", "report_data", "run_data"]
 
 EVENTS: Final = 100_000
 """Maximum number of events in all timelines of a page."""

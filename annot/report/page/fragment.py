@@ -20,8 +20,6 @@ from annot.report.totals import totals
 from annot.report.tree import Line, other_lines, row_label
 from annot.report.units import printable, share, unit_for
 
-__all__ = ["as_fragment", "as_ranks_fragment"]
-
 _STYLE: Final = (
     ".annot-layers{font:13px system-ui,sans-serif;overflow-x:auto}"
     ".annot-layers .annot-rows{max-height:70vh;overflow:auto}"

@@ -22,8 +22,6 @@ from typing import Any, Final
 from annot.report.units import units_as_data
 from annot.report.views import page_columns
 
-__all__ = ["as_page", "bundled"]
-
 _IMPORT: Final = re.compile(r"^import \{([^}]*)\} from '\./(\w+)\.js';\n", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *//.*\n", re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?function\*?|const|class) (\w+)", re.MULTILINE)

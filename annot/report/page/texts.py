@@ -13,19 +13,6 @@ from annot.analyze.tensor_cores import precision_words
 from annot.analyze.timeline import Timeline
 from annot.report.units import amount, count, duration, share
 
-__all__ = [
-    "breakdown_text",
-    "comparison_cards",
-    "facts_of_profile",
-    "peaks_text",
-    "sentence",
-    "software",
-    "steps_text",
-    "timeline_text",
-    "totals_of_run",
-    "whole_text",
-]
-
 
 def software(summary: pl.DataFrame, meta: Mapping[str, Any]) -> list[str]:
     """Return the devices, the software and the steps of a profile."""
