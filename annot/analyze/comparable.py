@@ -322,8 +322,8 @@ def program_of(attribution: Attribution) -> Program:
     most = 2 * layers["ns"].sum() > rows["ns"].sum()
     kernels = attribution.names.select(name=pl.col("name").cast(pl.String), ns="gpu_ns")
     return Program(
-        _profiler_of(attribution), meta.get("rank"), meta.get("world_size"), on_gpu,
-        ", ".join(device_names(attribution)), _times(layers) if most else {}, _times(kernels),
+        profiler=_profiler_of(attribution), rank=meta.get("rank"), world_size=meta.get("world_size"), on_gpu=on_gpu,
+        devices=", ".join(device_names(attribution)), layers=_times(layers) if most else {}, kernels=_times(kernels),
     )  # fmt: skip
 
 

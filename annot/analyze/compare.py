@@ -255,7 +255,18 @@ def compare(
     steps = (sides[0].count, sides[1].count) if per_step else None
     devices = ", ".join(device_names(a)), ", ".join(device_names(b))
     time = "gpu_ns" if device else "host_ns"
-    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b), nesting, folded)
+    return Comparison(
+        by=by,
+        rows=rows,
+        whole=whole,
+        time=time,
+        steps=steps,
+        step_time=step_time,
+        devices=devices,
+        comparability=comparability(a, b),
+        nesting=nesting,
+        folded=folded,
+    )
 
 
 def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -> tuple[pl.DataFrame, Nesting]:

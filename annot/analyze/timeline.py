@@ -227,7 +227,15 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
-    return Timeline(events, lanes, start, total, step, len(tracks.all()) - len(lanes), cells)
+    return Timeline(
+        events=events,
+        lanes=lanes,
+        start_ns=start,
+        total=total,
+        every=step,
+        left_out=len(tracks.all()) - len(lanes),
+        cells=cells,
+    )
 
 
 def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:

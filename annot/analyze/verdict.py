@@ -330,12 +330,12 @@ def times_of_rank(facts: Facts, step_ns: float | None) -> RankTimes | None:
     sums = collectives_of(facts.attribution).table.group_by("operation").agg(pl.col("wall_ns").sum())
     longest = sums.sort("wall_ns", "operation", descending=[True, False])["operation"].head(1).to_list()
     return RankTimes(
-        facts.wall_ns / facts.devices if step_ns is None else step_ns,
-        facts.shares.get("collectives", 0.0),
-        "".join(longest).removesuffix(".wait"),
-        step_ns is not None,
-        facts.busy.height if facts.on_device else 0,
-        gpu_name(meta) if facts.on_device else cpu_name(meta),
+        ns=facts.wall_ns / facts.devices if step_ns is None else step_ns,
+        waiting=facts.shares.get("collectives", 0.0),
+        operation="".join(longest).removesuffix(".wait"),
+        stepped=step_ns is not None,
+        gpus=facts.busy.height if facts.on_device else 0,
+        device=gpu_name(meta) if facts.on_device else cpu_name(meta),
     )
 
 

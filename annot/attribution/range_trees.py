@@ -474,4 +474,15 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     tree = tree.select(*columns, "parent", path)
     crossing = crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
-    return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
+    return Forest(
+        tree=tree,
+        thread_range_count=thread_range_count,
+        crossing=crossing,
+        threads=threads,
+        labels=labels,
+        keys=keys,
+        nodes=nodes,
+        matched=matched,
+        pairs=pairs,
+        open_ranges=open_ranges,
+    )

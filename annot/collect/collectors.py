@@ -180,7 +180,7 @@ def collect(
     """
     executable = resolve_command(command)
     target, folder = _reserve(out, collector, force)
-    job = Job(tuple(command), executable, target, folder.path, say, layers)
+    job = Job(command=tuple(command), executable=executable, out=target, parts=folder.path, say=say, layers=layers)
     try:
         status = collector.run(job)
     except AnnotError:

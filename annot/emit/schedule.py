@@ -62,4 +62,4 @@ def schedule(
             raise TypeError(f"{name} must be an int, got {count!r}")
         if count < (name == "active"):
             raise ValueError(f"{name} must be at least {int(name == 'active')}, got {count}")
-    return Schedule(wait, warmup, active, repeat, skip_first, capture)
+    return Schedule(wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first, capture=capture)

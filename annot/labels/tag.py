@@ -233,14 +233,16 @@ def parse(text: str) -> Tag | None:
         module, op = op, ""
     try:
         tag = Tag(
-            "" if match["layer"] == _WORDS[phase][1] else _unquote(match["layer"]),
-            _unquote(module),
-            phase,
-            tuple(_tensor(*fields) for fields in _TENSOR_PARTS.findall(match["tensors"])),
-            int(match["omitted"] or 0),
-            None if match["step"] is None else int(match["step"]),
-            _unquote(op),
-            tuple((_unquote(name), _value(value)) for name, value in _ARGUMENT_PARTS.findall(match["arguments"])),
+            layer="" if match["layer"] == _WORDS[phase][1] else _unquote(match["layer"]),
+            module=_unquote(module),
+            phase=phase,
+            tensors=tuple(_tensor(*fields) for fields in _TENSOR_PARTS.findall(match["tensors"])),
+            omitted=int(match["omitted"] or 0),
+            step=None if match["step"] is None else int(match["step"]),
+            op=_unquote(op),
+            arguments=tuple(
+                (_unquote(name), _value(value)) for name, value in _ARGUMENT_PARTS.findall(match["arguments"])
+            ),
         )
         is_deep = any(len(_SEPARATORS.findall(layer)) >= MOST_NAMES for layer in tag.layer.split(FUSED))
         return tag if format(tag) == text and not is_deep else None

@@ -321,7 +321,14 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     table = collectives_of(attribution).table if view == _COMMUNICATION else None
     step = (report.meta["step_ns"] or {}).get("mean")
     times = times_of_rank(Facts(attribution), step) if run.is_small(attribution) else None
-    return RankTable(rank, process, replace(report, rows=rows, meta=meta), table, times, program_of(attribution))
+    return RankTable(
+        rank=rank,
+        process=process,
+        report=replace(report, rows=rows, meta=meta),
+        collectives=table,
+        times=times,
+        program=program_of(attribution),
+    )
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:

@@ -104,7 +104,14 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
         recorded = profile.name if profile.exists() else None
         problem = _problem(status, own_folder / "log.txt", recorded, sweep.timeout)
         seconds = round(time.monotonic() - start, 3)
-        result = Result(run.parameters, list(run.command), status, problem, seconds, recorded)
+        result = Result(
+            parameters=run.parameters,
+            command=list(run.command),
+            status=status,
+            problem=problem,
+            seconds=seconds,
+            profile=recorded,
+        )
         temporary = own_folder / "result.tmp"
         temporary.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
         temporary.replace(own_folder / "result.json")  # atomic

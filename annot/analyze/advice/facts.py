@@ -69,11 +69,24 @@ def _operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int,
     for row in rows.iter_rows(named=True):
         flops, moved = (None if row[of] is None else row[of] / max(row["calls"], 1) for of in ("flops", "bytes"))
         tag = parse(row["call"]) if row["call"] else None
-        operators.append(Operator(
-            row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
-            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
-            row["matrix_ns"] / row["wall_ns"], row["host_ns"] / row["wall_ns"],
-        ))  # fmt: skip
+        operators.append(
+            Operator(
+                group=row["group"],
+                name=row["op"],
+                tag=tag,
+                share=row["wall_ns"] / wall_ns,
+                kernels=tuple(row["kernels"]),
+                flops=flops,
+                bytes=moved,
+                roof_share=row["roof_share"],
+                ridge=_ridge(peaks, row["precision"]),
+                processors=processors,
+                device=peaks.device,
+                units=units,
+                multiplies=row["matrix_ns"] / row["wall_ns"],
+                from_host=row["host_ns"] / row["wall_ns"],
+            )
+        )
     return operators
 
 

@@ -211,7 +211,7 @@ def mixture_of(tensors: Sequence[TensorSpec]) -> Mixture | None:
     chosen = [shape[1] for shape in shapes if len(shape) == 2 and shape[0] == tokens[0] and 0 < shape[1] < experts]
     if (tokens[1], back) != (width, width) or first not in (inner, 2 * inner) or not chosen:
         return None
-    return Mixture(tokens[0], experts, min(chosen), width, inner, first)
+    return Mixture(tokens=tokens[0], experts=experts, chosen=min(chosen), width=width, inner=inner, first=first)
 
 
 _OVER_LIST: Final = ("sum", "mean", "amax", "amin", "logsumexp")

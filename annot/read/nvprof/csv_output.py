@@ -320,7 +320,9 @@ def _sections(text: str, notes: list[str]) -> list[_Section]:
             section = None
         elif kind := _kind_of(line):
             delimiter = "\t" if "\t" in line else ","
-            section = _Section(kind, process, split_line(line, delimiter), device, api, nvtx)
+            section = _Section(
+                kind=kind, process=process, header=split_line(line, delimiter), device=device, api=api, nvtx=nvtx
+            )
             sections.append(section)
         elif section:
             cut += not _add(section, line, delimiter)

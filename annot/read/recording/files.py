@@ -198,7 +198,18 @@ def _read_section(process: Part, offset: int, chunk: bytes, begin: int, end: int
         levels[domain] = floor, level
         at += 1
     gap, time, first = bool(flags & _GAP), min(time, MAX_TIME), offset + at * RECORD
-    process.sections.append(Section(serial, number, thread, time, gap, levels, first, max(end - at, 0)))
+    process.sections.append(
+        Section(
+            serial=serial,
+            number=number,
+            thread=thread,
+            time=time,
+            gap=gap,
+            levels=levels,
+            offset=first,
+            count=max(end - at, 0),
+        )
+    )
 
 
 def _read_definitions(chunk: bytes, end: int) -> Iterator[Definition]:
@@ -207,7 +218,14 @@ def _read_definitions(chunk: bytes, end: int) -> Iterator[Definition]:
         kind, _, domain, length, time, number, _, thread = _RECORD.unpack_from(chunk, at * RECORD)
         text, at = read_text(chunk, at + 1, length)
         if Kind.STRING <= kind <= Kind.THREAD_NAME and at <= end:
-            yield Definition(Kind(kind), domain, number, thread & 0xFFFFFF, min(time, MAX_TIME), text)
+            yield Definition(
+                kind=Kind(kind),
+                domain=domain,
+                number=number,
+                thread=thread & 0xFFFFFF,
+                time=min(time, MAX_TIME),
+                text=text,
+            )
 
 
 def read_text(records: bytes, at: int, length: int) -> tuple[str, int]:

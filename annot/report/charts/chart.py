@@ -285,7 +285,15 @@ def _dots(series: Sequence[Series], number: int, chart: Chart, x: _Axis, y: _Axi
     if chart.lines and len(places) > 1:
         yield Shape("line", places, color)
     for point, mark, place in zip(dots.points, dots.marks, places, strict=True):
-        yield Shape("dot", [place], color, _tip(dots, point, mark, chart), mark.link, mark.opacity, mark.size)
+        yield Shape(
+            kind="dot",
+            points=[place],
+            style=color,
+            text=_tip(dots, point, mark, chart),
+            link=mark.link,
+            opacity=mark.opacity,
+            size=mark.size,
+        )
 
 
 def _bars(series: Sequence[Series], chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
@@ -296,7 +304,14 @@ def _bars(series: Sequence[Series], chart: Chart, x: _Axis, y: _Axis) -> Iterabl
             middle, base = x.at(point[0]), bases.get(point[0], 0.0)
             bases[point[0]] = top = base + point[1]
             corners = [(middle - half, y.at(top)), (middle + half, y.at(base))]
-            yield Shape("bar", corners, _color(series, number), _tip(bars, point, mark, chart), "", mark.opacity)
+            yield Shape(
+                kind="bar",
+                points=corners,
+                style=_color(series, number),
+                text=_tip(bars, point, mark, chart),
+                link="",
+                opacity=mark.opacity,
+            )
 
 
 def _tip(series: Series, point: tuple[float, float], mark: Mark, chart: Chart) -> str:

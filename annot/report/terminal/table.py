@@ -357,7 +357,9 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
         bounds = (table.bounds.get((*member.key, longest)) for member in line.members or [line])
         bound = next(filter(None, bounds), None)
     calls = line.get("calls", *(line.phases.keys() & {"forward"}))
-    return HotRow(path, module, len(line.members) or 1, times, calls, bound, source)
+    return HotRow(
+        path=path, module=module, layers=len(line.members) or 1, self_ns=times, calls=calls, bound=bound, source=source
+    )
 
 
 def _hot_table(table: Table, rows: Sequence[HotRow], width: int) -> RenderableType:
