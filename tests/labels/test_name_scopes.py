@@ -74,6 +74,8 @@ def test_gradient_of_a_named_operation() -> None:
         scopes.add(name)
     assert scopes.levels("gradient_tape/model/dense/MatMul/MatMul_1:MatMul")[-1] == "model/dense |bwd"
     assert scopes.levels("gradient_tape/model/dense/MatMul:MatMul")[-1] == "model/dense |bwd"
+    scopes.add("dense/MatMul:MatMul")
+    assert scopes.levels("gradient_tape/dense/MatMul/MatMul_1:MatMul")[-1] == "dense |bwd"
     assert scopes.levels("gradient_tape/model/unseen/add/Neg:Neg")[-1] == "model/unseen/add |bwd"
     assert scopes.levels("jit(f)/transpose(jvp(model))/other/mul")[-1] == "model/other |bwd"
 
