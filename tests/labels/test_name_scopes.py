@@ -102,3 +102,9 @@ def test_the_prefix_of_a_transfer_is_no_part_of_the_scope() -> None:
     """Only the prefix goes: a layer may have such a name itself."""
     assert operation("_send_my_recv_net/fc/Shape_0:_Send#from=,to=#").scope == ("my_recv_net", "fc")
     assert operation("_recv_net/fc/Shape_0:_Recv#from=,to=#").scope == ("net", "fc")
+
+
+def test_names_are_read_up_to_4096_characters_and_32_levels() -> None:
+    assert is_operation("a" * 4093 + ":Op")
+    assert not is_operation("a" * 4094 + ":Op")
+    assert operation("a/" * 33 + "b:C").scope == ("a",) * 32
