@@ -10,8 +10,11 @@ import pytest
 from ranked import ALL_REDUCE
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile
+from tables import Rows
 
-from annot.analyze.verdict import RankTimes, ranks_verdict
+from annot.analyze.advice import Facts
+from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
+from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.runs.gather import Ranks
 from annot.runs.selection import Selection
@@ -123,3 +126,8 @@ def test_the_first_of_equally_slow_ranks_is_named() -> None:
 def test_one_rank_without_steps_makes_the_sentence_one_about_the_run() -> None:
     assert _of(ONE, replace(ONE, stepped=False)).startswith("Run 2.00 ms")
     assert _of(ONE, ONE).startswith("Step 2.00 ms")
+
+
+def test_a_rank_on_a_cpu_has_no_gpus() -> None:
+    times = times_of_rank(Facts(attribute(Rows().range("fc Linear |fwd", 0, 900 * US).build())), None)
+    assert times == RankTimes(900 * US, 0.0, "", False, 0, "")

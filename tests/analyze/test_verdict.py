@@ -334,3 +334,9 @@ def test_a_cause_with_more_than_half_of_the_idle_time_is_named() -> None:
 
     assert text(250).endswith(": the GPU idles 50%.")
     assert "the GPU idles 50%, mostly waiting for data (25%)" in text(251)
+
+
+def test_processes_on_a_cpu_are_counted_from_two_on() -> None:
+    rows = Rows().range("fc Linear |fwd", 0, 90 * US, 100)
+    assert _of(rows.build()).startswith("Run 90.0 µs on CPU")
+    assert _of(rows.range("fc Linear |fwd", 0, 90 * US, 200).build()).startswith("Run 90.0 µs of 2 processes on CPU")

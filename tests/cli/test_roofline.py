@@ -90,7 +90,8 @@ def test_peaks_of_a_file(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert main([*verb, *words]) == 0
         assert "Peaks: Slow: 1.00 TB/s, f32 1.00 GFLOP/s (from" in capsys.readouterr().out
     assert main(["report", *words, "-o", str(tmp_path / "page.html")]) == 0
-    assert Run(source, Selection(peaks=tmp_path / "slow.json")).page_of_run()["peaks"].items() >= peaks.items()
+    page = Run(source, Selection(peaks=tmp_path / "slow.json")).page_of_run()
+    assert page["texts"]["peaks"].startswith("Slow: 1.00 TB/s, f32 1.00 GFLOP/s (from")
 
 
 def test_the_file_of_the_peaks_must_be_readable(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from annot.labels.fsdp import hooks_of, is_step, unwrapped
+
+from annot.labels.foreign import hooks_of, is_step, unwrapped
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def test_gradient_of_a_named_operation() -> None:
         scopes.add(name)
     assert scopes.levels("gradient_tape/model/dense/MatMul/MatMul_1:MatMul")[-1] == "model/dense |bwd"
     assert scopes.levels("gradient_tape/model/dense/MatMul:MatMul")[-1] == "model/dense |bwd"
+    scopes.add("dense/MatMul:MatMul")
+    assert scopes.levels("gradient_tape/dense/MatMul/MatMul_1:MatMul")[-1] == "dense |bwd"
     assert scopes.levels("gradient_tape/model/unseen/add/Neg:Neg")[-1] == "model/unseen/add |bwd"
     assert scopes.levels("jit(f)/transpose(jvp(model))/other/mul")[-1] == "model/other |bwd"
 
@@ -100,3 +102,9 @@ def test_the_prefix_of_a_transfer_is_no_part_of_the_scope() -> None:
     """Only the prefix goes: a layer may have such a name itself."""
     assert operation("_send_my_recv_net/fc/Shape_0:_Send#from=,to=#").scope == ("my_recv_net", "fc")
     assert operation("_recv_net/fc/Shape_0:_Recv#from=,to=#").scope == ("net", "fc")
+
+
+def test_names_are_read_up_to_4096_characters_and_32_levels() -> None:
+    assert is_operation("a" * 4093 + ":Op")
+    assert not is_operation("a" * 4094 + ":Op")
+    assert operation("a/" * 33 + "b:C").scope == ("a",) * 32

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from annot.labels.plain_names import WARM_UP, folded, is_call, name_of, phase_of
+
+from annot.labels.foreign import WARM_UP, folded, is_call, name_of, phase_of
 
 
 @pytest.mark.parametrize(

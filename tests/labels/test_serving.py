@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annot.labels.foreign import ServingStep, serving_step, understand
+from annot.labels.foreign import ServingStep, serving_engine, serving_step, understand
 
 SIZE = st.integers(0, 10**9 - 1)
 
@@ -82,3 +82,11 @@ def test_any_text(text: str) -> None:
     serving_step(f"step[{text}]")
     serving_step(f"execute_{text}")
     serving_step(f"[Executor] _forward_step {text}")
+
+
+def test_a_step_that_two_engines_can_have_written_names_both() -> None:
+    """Traces of vLLM and of SGLang have steps with sums of squares."""
+    assert serving_engine("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)") == (
+        "vLLM or SGLang"
+    )
+    assert serving_engine("execute_context_1(512)_generation_0(0)") == "vLLM"

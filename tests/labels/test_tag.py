@@ -180,3 +180,7 @@ def test_an_operation_needs_no_class_of_its_layer() -> None:
     assert tag.parse("fc Conv2d conv2d |op") == Tag("fc", "Conv2d", "op", op="conv2d")
     assert tag.parse("fc Conv2d |fwd") == Tag("fc", "Conv2d", "forward")
     assert tag.parse("fc Conv2d conv2d |fwd") is None
+
+
+def test_names_in_quotes_keep_their_letters() -> None:
+    assert tag.format(tag.Tag("größe 1")).startswith('"größe 1"')

@@ -21,6 +21,8 @@ _EQUIVALENT: Final = (
     ("annot/attribution/nesting.py", r"if order\.is_sorted.*", "1 becomes 0", "only the copy is saved, or no column"),
     ("annot/attribution/nesting.py", r"takes = .*", "< becomes <=", "equal ranges of two threads have no order"),
     ("annot/attribution/ingest.py", r"return rows\.group_by.*", "(> becomes >=|0 becomes -1)", "0 ns more"),
+    ("annot/labels/hyperparameters.py", r"return items if .* else items\[0\]", "0 becomes -1", "a single item"),
+    ("annot/analyze/verdict.py", r'return 0\.0, "", pl\.lit.*', "False becomes True", "a share of 0 is not named"),
     ("annot/labels/name_scopes.py", r"length, begin = .*", "0 becomes -?1", "no marked scope, whatever its place"),
     ("annot/labels/layer_path.py", r"return next\(reversed\(\[names\[0\].*", "0 becomes -1", "all names are equal"),
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),

@@ -31,6 +31,7 @@ from annot.report.columns import COLUMNS, Column, as_data, per_step
 from annot.report.page import texts
 from annot.report.table import Table
 from annot.report.terminal.table import NO_BOUND
+from annot.report.totals import peaks_text
 from annot.report.tree import Line, every_fold, folds_of, index_of, layer_lines, other_lines, row_label, with_groups
 from annot.report.views import View, find_view, other_views
 from annot.util.progress import tell
@@ -195,7 +196,7 @@ def _texts(
         "totals": texts.totals_of_run(summary, meta, units, device=device),
         "whole": texts.whole_text(summary, meta, device=device, without_warmup=without_warmup),
         "breakdown": texts.breakdown_text(summary, meta, device=device),
-        "peaks": texts.peaks_text(peaks, units),
+        "peaks": peaks_text(peaks.as_meta()),
         "steps": texts.steps_text(made["steps"].height, meta),
         "timeline": texts.timeline_text(made["timeline"]),
     }

@@ -8,10 +8,8 @@ from typing import Any
 import polars as pl
 
 from annot.analyze.compare import Comparison
-from annot.analyze.peaks import Peaks
-from annot.analyze.tensor_cores import precision_words
 from annot.analyze.timeline import Timeline
-from annot.report.units import amount, count, duration, share
+from annot.report.units import count, duration, share
 
 
 def software(summary: pl.DataFrame, meta: Mapping[str, Any]) -> list[str]:
@@ -82,17 +80,6 @@ def breakdown_text(summary: pl.DataFrame, meta: Mapping[str, Any], *, device: bo
     several = f" on {wall[0]['count']} {'devices' if device else 'processes'}" if wall[0]["count"] > 1 else ""
     of = "Sum of the steps" if meta["steps"] else "Total"
     return f"{of}: {duration(wall[0]['ns'])}{several}. Overlapped: time during which a part above it runs."
-
-
-def peaks_text(peaks: Peaks, units: str) -> str:
-    """Return the peaks of the device; `units`: the name of its matrix units."""
-    device = f"{peaks.device}: " if peaks.device else ""
-    words = {precision_words(name, units): rate for name, rate in peaks.flops.items()}
-    rates = [f"{name} {amount(rate)}FLOP/s".replace("any ", "") for name, rate in words.items()]
-    if not rates:
-        return f"{device}unknown. {peaks.source}"
-    bandwidth = f"{amount(peaks.bandwidth)}B/s" if peaks.bandwidth else "bandwidth unknown"
-    return f"{device}{', '.join([bandwidth, *rates])} ({peaks.source})"
 
 
 def steps_text(rows: int, meta: Mapping[str, Any]) -> str:
