@@ -15,6 +15,7 @@ from annot.analyze.peaks import Peaks
 from annot.analyze.timeline import timeline
 from annot.attribution.attribute import attribute
 from annot.report.page import texts
+from annot.report.totals import peaks_text
 
 STEP: dict[str, Any] = {"mean": 2_000, "median": 1_500, "min": 1_000, "max": 3_000, "iqr": 500, "warmup": 1}
 META: dict[str, Any] = {
@@ -100,12 +101,10 @@ def test_the_breakdown_says_what_it_adds_up() -> None:
 
 
 def test_peaks_are_in_the_words_of_the_device() -> None:
-    peaks = Peaks("MI300X", {"f16 tensor": 1.3e15, "any": 1e14}, 5.3e12, "data sheet")
-    assert texts.peaks_text(peaks, "Matrix Cores") == (
-        "MI300X: 5.30 TB/s, f16 matrix 1.30 PFLOP/s, 100 TFLOP/s (data sheet)"
-    )
-    assert "bandwidth unknown, f16 tensor" in texts.peaks_text(replace(peaks, bandwidth=None), "Tensor Cores")
-    assert texts.peaks_text(Peaks("", {}, None, "No peaks."), "Tensor Cores") == "unknown. No peaks."
+    peaks = Peaks("MI300X", {"f16 tensor": 1.3e15, "any": 1e14}, 5.3e12, "data sheet").as_meta()
+    assert peaks_text(peaks) == "MI300X: 5.30 TB/s, f16 matrix 1.30 PFLOP/s, 100 TFLOP/s (data sheet)"
+    assert "bandwidth unknown, f16 tensor" in peaks_text(peaks | {"bandwidth": None, "device": "A100"})
+    assert peaks_text(Peaks("", {}, None, "No peaks.").as_meta()) == "unknown. No peaks."
 
 
 def test_steps_have_their_spread_or_a_reason() -> None:
