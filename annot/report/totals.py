@@ -39,8 +39,10 @@ def parts_of_time(report: Table) -> tuple[str, list[str]] | None:
     return "Step time" if meta["step_ns"] else run, [f"{share:.1%} {name}" for name, share in shares]
 
 
-def peaks_text(peaks: Mapping[str, Any]) -> str:
-    """Return the peaks of a device in words, with their source, from `annot.analyze.roofs.Peaks.as_meta`.
+def peaks_text(peaks: Mapping[str, Any], units: str = "") -> str:
+    """Return the peaks of a device in words, with their source, from `annot.analyze.peaks.Peaks.as_meta`.
+
+    `units` is the name of the matrix units, by default those of the device that the peaks name.
 
     Example:
         >>> peaks_text({"device": "A100", "flops": {"f32": 19.5e12}, "bandwidth": 2.04e12, "source": "its data sheet"})
@@ -50,7 +52,7 @@ def peaks_text(peaks: Mapping[str, Any]) -> str:
     if not peaks["flops"]:
         return f"{device}unknown. {peaks['source']}"
     bandwidth = "bandwidth unknown" if peaks["bandwidth"] is None else f"{amount(peaks['bandwidth'])}B/s"
-    units = matrix_units({"devices": [{"name": peaks["device"]}]})
+    units = units or matrix_units({"devices": [{"name": peaks["device"]}]})
     named = ((precision_words(name, units), rate) for name, rate in peaks["flops"].items())
     flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in named]
     return f"{device}{', '.join([bandwidth, *flops])} ({peaks['source']})"

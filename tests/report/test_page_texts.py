@@ -102,7 +102,7 @@ def test_the_breakdown_says_what_it_adds_up() -> None:
 
 def test_peaks_are_in_the_words_of_the_device() -> None:
     peaks = Peaks("MI300X", {"f16 tensor": 1.3e15, "any": 1e14}, 5.3e12, "data sheet").as_meta()
-    assert peaks_text(peaks) == "MI300X: 5.30 TB/s, f16 matrix 1.30 PFLOP/s, 100 TFLOP/s (data sheet)"
+    assert peaks_text(peaks, "Matrix Cores") == "MI300X: 5.30 TB/s, f16 matrix 1.30 PFLOP/s, 100 TFLOP/s (data sheet)"
     assert "bandwidth unknown, f16 tensor" in peaks_text(peaks | {"bandwidth": None, "device": "A100"})
     assert peaks_text(Peaks("", {}, None, "No peaks.").as_meta()) == "unknown. No peaks."
 

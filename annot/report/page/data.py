@@ -196,7 +196,7 @@ def _texts(
         "totals": texts.totals_of_run(summary, meta, units, device=device),
         "whole": texts.whole_text(summary, meta, device=device, without_warmup=without_warmup),
         "breakdown": texts.breakdown_text(summary, meta, device=device),
-        "peaks": peaks_text(peaks.as_meta()),
+        "peaks": peaks_text(peaks.as_meta(), units),
         "steps": texts.steps_text(made["steps"].height, meta),
         "timeline": texts.timeline_text(made["timeline"]),
     }
