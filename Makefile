@@ -84,14 +84,15 @@ lint: $(VENV)/.dev
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
 	MYPYPATH=tests/support:samples $(BIN)/mypy annot samples tests/support tests/bench
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo "no npm: no checks of the page's scripts"; fi
+	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(PAGE_TOOLS); then $(MAKE) --no-print-directory lint-page; \
+		else echo "npm is missing or cannot install prettier and tsc: no checks of the page's scripts"; fi
 
 lint-page: $(PAGE_TOOLS)
 	build/node_modules/.bin/prettier --check --log-level warn $(PAGE)/*.js
 	build/node_modules/.bin/tsc --project $(PAGE)/jsconfig.json
 
 $(PAGE_TOOLS):
-	npm install --silent --no-audit --no-fund --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER)
+	npm install --silent --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER)
 	@touch $@
 
 bench: $(VENV)/.dev
