@@ -26,7 +26,7 @@ from annot.cli import output
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
-    from annot.analyze.compare import Folds
+    from annot.analyze.compare import Comparison, Folds
     from annot.attribution.attribute import Attribution
 
 _EXAMPLES = """\
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
-    from annot.analyze.compare import compare, is_step_slower, regressions
+    from annot.analyze.compare import compare
     from annot.cli.progress import progress
     from annot.report.table import Options, process
     from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
@@ -109,8 +109,13 @@ def run(args: argparse.Namespace) -> int:
         table = partial(print_comparison, report, full_names=args.full_names)
         answer = partial(print_comparison_answer, report, more="--all; page: --format html -o page.html")
         output.deliver(report, answer if is_answer else table, args)
-    if args.fail_above is None:
-        return 0
+    return 0 if args.fail_above is None else _gate(comparison, args)
+
+
+def _gate(comparison: Comparison, args: argparse.Namespace) -> int:
+    """Return the exit status of --fail-above, and say why it is not 0."""
+    from annot.analyze.compare import is_step_slower, regressions
+
     if comparison.comparability.reasons and not args.force:
         output.say(f"{args.a} and {args.b} are not comparable:")
         for reason in comparison.comparability.reasons:
