@@ -200,13 +200,14 @@ def optimizers_of(forest: Forest) -> pl.DataFrame:
     return every.select(forest.threads.table["process_code"].gather(every["thread"]), "thread", "start")
 
 
-def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
-    """Return a row per step of a process (code) that ends with ranges of an optimizer: thread, start, end, number.
+def optimizer_steps(forest: Forest, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per step that ends with ranges of an optimizer: thread, start, end, number.
+
+    The ranges are those of a process in `phase_ranges`.
 
     A step starts with the wait for data before its first backward pass: a validation may come before. Optimizers that
     alternate, as those of a generator and a discriminator, make one step together. The number is null.
     """
-    ranges = phase_ranges(forest).filter(pl.col("process_code") == process)
     segments = _segments(_runs(ranges.with_columns(update=is_update(forest.labels).gather(ranges["label"]))))
     codes: dict[tuple[int, ...], int] = {}
     numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
@@ -311,7 +312,10 @@ def _no_steps(level: pl.DataFrame) -> pl.DataFrame:
 
 
 def _search_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Return the steps with most optimizer ranges. Of equal ones, the first count, unless a pool runs the optimizer."""
+    """Return the steps with most optimizer ranges. Of equal ones, the first count, unless a pool runs the optimizer.
+
+    A step that begins with an optimizer range lacks the passes before it, which other threads of a pool run.
+    """
     updates = optimizers.filter(pl.col("process_code") == top["process"][0]).sort("start")
     trains, scattered = updates.height > 0, updates["thread"].n_unique() > 1
     best, reason, rank = _no_steps(top), "", (-1, 0)
@@ -328,15 +332,31 @@ def _search_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame)
 
 def _candidates(forest: Forest, top: pl.DataFrame, *, trains: bool) -> Iterator[_Steps]:
     yield _search(forest, top.filter(pl.col("row") < forest.thread_range_count), _busiest, trains=trains)
+    phases = pl.DataFrame()
+    if trains:
+        phases = phase_ranges(forest).filter(pl.col("process_code") == top["process"][0])
+        beside = pl.col("thread").is_in(_threads_beside_training(top, phases))
+        top, phases = top.filter(~beside), phases.filter(~beside)
     if top["thread"].n_unique() > 1:
         yield _search(forest, top, _taking_turns, trains=trains)
     if trains:
-        yield optimizer_steps(forest, top["process"][0]), 0, ""
+        yield optimizer_steps(forest, phases), 0, ""
+
+
+def _threads_beside_training(top: pl.DataFrame, phases: pl.DataFrame) -> list[int]:
+    """Return the threads that load or prepare data while others train.
+
+    They have ranges of no phase but data, and some of their ranges overlap those of a phase.
+    """
+    training = phases.filter(pl.col("phase") != "data").sort("start")
+    others = top.filter(~pl.col("thread").is_in(training["thread"].unique().implode())).sort("start")
+    threads = others.partition_by("thread", maintain_order=True)
+    return [rows["thread"][0] for rows in threads if _overlaps(rows, training)[1] < rows.height]
 
 
 def _count_inside(steps: pl.DataFrame, times: pl.Series) -> int:
-    """Return how many sorted times (ns) lie in steps, which are in order and do not overlap."""
-    before = times.search_sorted(steps["end"], "left") - times.search_sorted(steps["start"], "left")
+    """Return how many sorted times (ns) lie in steps, after their start. The steps are in order and do not overlap."""
+    before = times.search_sorted(steps["end"], "left") - times.search_sorted(steps["start"], "right")
     return int(before.sum()) if isinstance(before, pl.Series) else 0
 
 
