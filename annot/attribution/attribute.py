@@ -6,7 +6,7 @@ range, the rows of a profile without GPU activity add up to 100 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -24,9 +24,8 @@ from annot.errors import AnnotError
 from annot.labels.tag import COMPILED
 from annot.profile import Source
 
-_COLUMNS: Final = (
-    "host_ns", "host_self_ns", "start_ns", "step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "warmup",
-)  # fmt: skip
+_TIMED: Final = ("host", "host_self", "start", "step", "data", "forward", "backward", "optimizer")
+_COLUMNS: Final = (*(f"{name}_ns" for name in _TIMED), "warmup")
 
 
 def known(meta: Mapping[str, Any]) -> bool:
@@ -99,16 +98,13 @@ class Attribution:
             gpu_by_sequence_ns. The child nodes together take host_overlap_ns longer than the calls of the node,
             because they overlap in time. The nodes of `annot.attribution.gpu_time.REASONS` hold the unattributed GPU
             activities, that of `OUTSIDE_RANGES` the host time outside ranges of a profile without GPU activity.
-        names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns.
+        names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns,
+            gpu_by_time_ns, and gpu_guessed_ns, launched while several ranges of the process were innermost.
         busy: a row per layer and device, including the layers inside: key, process, device, busy_ns, first_ns, last_ns.
         device_busy: a row per device: process, device, busy_ns, first_ns, last_ns.
-        step_work: GPU activities launched in each step of the run: process_code, step, gpu_ns, kernels, copies,
-            first_ns (the first start) and last_ns (the last end).
-        range_work: reads the GPU activities again and returns some of the columns gpu_self_ns, gpu_by_time_ns, kernels
-            and copies (Int64) of each range of the tree; without names all of them.
+        step_work: the GPU activities of the run by step, -1 outside the steps: process_code, step, gpu_ns, launched_ns
+            (with a known launch), kernels, copies, first_ns (the first start) and last_ns (the last end).
         crossing_gpu_ns: GPU time launched inside each crossing range.
-        guessed_ns: GPU time launched while several ranges of the process were innermost.
-        left_out: number of GPU activities outside the selected steps.
         meta: `meta` of the profile.
         attributor: returns the range and the node of further GPU activities.
         memory: memory of the layers (see `annot.attribution.gpu_time.memory_of`), or None if it was not recorded.
@@ -124,10 +120,7 @@ class Attribution:
     busy: pl.DataFrame
     device_busy: pl.DataFrame
     step_work: pl.DataFrame
-    range_work: Callable[..., pl.DataFrame]
     crossing_gpu_ns: pl.Series
-    guessed_ns: int
-    left_out: int
     meta: dict[str, Any]
     attributor: Attributor
     memory: pl.DataFrame | None = None
@@ -145,6 +138,38 @@ class Attribution:
         parent = pl.when(pl.col("parent") != column_ops.NONE).then("parent").cast(pl.Int64)
         rows = self._labelled(self.forest.tree).with_columns(parent.alias("parent"), _depths(self.forest))
         return rows.hstack(self.range_times())
+
+    def activity_blocks(self) -> Iterator[pl.DataFrame]:
+        """Read the GPU activities of the selected steps again, in blocks with the columns of `Attributor.of`.
+
+        An attribution without its source has no blocks.
+        """
+        for block in () if self.source is None else self.source.work_blocks():
+            yield self.attributor.of(block).filter(~pl.col("left_out"))
+
+    @property
+    def left_out(self) -> int:
+        """Number of GPU activities outside the selected steps."""
+        if self.steps.choice is None:
+            return 0
+        rows = self.step_work.filter(~self.steps.selected(self.step_work["step"]))
+        return int(rows.select(pl.col("kernels", "copies").sum()).sum_horizontal().item())
+
+    def range_work(self, *names: str) -> pl.DataFrame:
+        """Return the GPU activities of each range of the tree.
+
+        Args:
+            names: some of gpu_self_ns, gpu_by_time_ns, kernels and copies; none: all of them.
+
+        Returns:
+            These columns (Int64).
+        """
+        sums = {name: column_ops.Sums(self.forest.tree.height) for name in names or _RANGE_WORK}
+        for block in self.activity_blocks():
+            for name, total in sums.items():
+                which, number = _RANGE_WORK[name]
+                total.add(*block.filter(which).select("range", number=number).get_columns())
+        return pl.DataFrame([sums.pop(name).result().alias(name) for name in list(sums)])
 
     def range_times(self) -> pl.DataFrame:
         """Return the last columns of `ranges`, from host_ns on."""
@@ -210,17 +235,19 @@ def attribute(
 
     every_range = _forest(source, domain) if whole is None else whole
     forest, selected = _select_steps(source, every_range, domain, steps, step_range, step_kind)
-    attribution, account = _attribute(source, every_range, forest, selected, of_steps)
-    detected = not isinstance(steps, slice) and step_range is None and not selected.kinds["kind"].count()
-    if detected and selected.table.height and 2 * account.outside_steps_ns > account.total_ns:
-        few = selected.minor(1 - account.outside_steps_ns / account.total_ns)
-        return _attribute(source, every_range, every_range, few, of_steps)[0]
-    return attribution
+    attribution = _attribute(source, every_range, forest, selected, of_steps)
+    if isinstance(steps, slice) or step_range is not None or selected.kinds["kind"].count():
+        return attribution
+    work = attribution.step_work
+    outside_ns, total_ns = int(work.filter(step=NONE)["launched_ns"].sum()), int(work["gpu_ns"].sum())
+    if selected.table.is_empty() or 2 * outside_ns <= total_ns:
+        return attribution
+    return _attribute(source, every_range, every_range, selected.minor(1 - outside_ns / total_ns), of_steps)
 
 
 def _attribute(
     source: Source, whole: Forest, forest: Forest, steps: Steps, of_steps: Callable[[slice], Attribution]
-) -> tuple[Attribution, Account]:
+) -> Attribution:
     reach = Reach()
     for block in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
         reach.add(block)
@@ -233,34 +260,27 @@ def _attribute(
     captured = None if source.captured.is_empty() else grow_captured(source.captured)
     attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
-
-    def per_range(*names: str) -> pl.DataFrame:
-        return range_work(source.work_blocks(), attributor, forest.tree.height, names or [*_RANGE_WORK])
-
-    nodes = _node_table(forest, account, host)
+    names, busy = account.of_names(), account.busy()
+    nodes = _node_table(forest, names, host)
     on_gpu = nodes.select(pl.col("kernels", "copies").sum()).row(0) != (0, 0)
     if known(source.meta) and not (on_gpu or source.meta.get("totals")):
         nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
-    attribution = Attribution(
+    return Attribution(
         whole=whole,
         forest=forest,
         steps=steps,
         nodes=nodes,
-        names=account.of_names(),
-        busy=account.busy(),
-        device_busy=account.device_busy(),
+        names=names,
+        busy=busy.drop_nulls("key"),
+        device_busy=busy.filter(pl.col("key").is_null()).drop("key"),
         step_work=account.of_steps(),
-        range_work=per_range,
         crossing_gpu_ns=launches.crossing.gpu_ns(),
-        guessed_ns=account.guessed_ns,
-        left_out=account.left_out,
         meta=dict(source.meta),
         attributor=attributor,
         memory=memory_of(source, forest),
         source=source,
         of_steps=of_steps,
     )
-    return attribution, account
 
 
 def _select_steps(
@@ -379,9 +399,7 @@ def _depths(forest: Forest) -> pl.Series:
     return pl.Series("depth", depths, pl.Int32) if depths else depth.alias("depth")
 
 
-_HOST_TIMES: Final = {
-    "node": pl.Int32, "start": pl.Int64, "calls": pl.Int64, "host_self_ns": pl.Int64, "host_overlap_ns": pl.Int64,
-}  # fmt: skip
+_HOST_TIMES: Final = {"node": pl.Int32} | dict.fromkeys(("start", "calls", "host_self_ns", "host_overlap_ns"), pl.Int64)
 
 
 def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
@@ -414,10 +432,15 @@ def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
 
 
-def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
-    parent, key = forest.nodes.columns()
-    table = pl.DataFrame([parent, key]).with_columns(node=pl.int_range(pl.len(), dtype=pl.Int32))
-    for times in (host, account.of_nodes()):
+def _node_table(forest: Forest, names: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
+    gpu = names.group_by("node").agg(
+        gpu_self_ns=pl.col("gpu_ns").sum(),
+        kernels=pl.col("calls").filter("kernel").sum(),
+        copies=pl.col("calls").filter(~pl.col("kernel")).sum(),
+        gpu_by_time_ns=pl.col("gpu_by_time_ns").sum(),
+    )
+    table = pl.DataFrame(forest.nodes.columns()).with_columns(node=pl.int_range(pl.len(), dtype=pl.Int32))
+    for times in (host, gpu):
         table = table.join(times, on="node", how="left", maintain_order="left")
     by_sequence = pl.col("node").is_in(sorted(forest.matched))
     counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
@@ -432,16 +455,3 @@ _RANGE_WORK: Final = {
     "copies": (~pl.col("kernel"), pl.lit(1, pl.Int64)),
 }
 """The GPU activities that count in each column of `Attribution.range_work`, and the number to sum."""
-
-
-def range_work(
-    blocks: Iterator[pl.DataFrame], attributor: Attributor, count: int, names: Sequence[str]
-) -> pl.DataFrame:
-    """Return these columns of `Attribution.range_work` (Int64) of each of `count` ranges of the tree."""
-    sums = {name: column_ops.Sums(count) for name in names}
-    for block in blocks:
-        kept = attributor.of(block).filter(~pl.col("left_out"))
-        for name, total in sums.items():
-            which, number = _RANGE_WORK[name]
-            total.add(*kept.filter(which).select("range", number=number).get_columns())
-    return pl.DataFrame([sums.pop(name).result().alias(name) for name in names])

@@ -15,7 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.column_ops import LEFT_OUT, NONE, Numbers, high_of, low_of, one_chunk, owner_columns, pair
+from annot.attribution.column_ops import NONE, Numbers, high_of, low_of, one_chunk, owner_columns, pair
 from annot.attribution.launches import Launches
 from annot.attribution.nesting import Key, Nodes
 from annot.attribution.range_trees import Forest, loops
@@ -24,9 +24,8 @@ from annot.labels.tag import DOMAIN
 from annot.native import tables
 from annot.profile import Source
 
-_RESULT: Final = {
-    "key": pl.Int32, "device": pl.Int32, "busy_ns": pl.Int64, "first_ns": pl.Int64, "last_ns": pl.Int64,
-}  # fmt: skip
+_TIMES: Final = ("busy_ns", "first_ns", "last_ns")
+_RESULT: Final = dict.fromkeys(("key", "device"), pl.Int32) | dict.fromkeys(_TIMES, pl.Int64)
 
 
 class Busy:
@@ -183,20 +182,13 @@ OUTSIDE_RANGES: Final = "outside ranges"
 FARTHEST: Final = float(1 << 62)
 """Limit of sums of times (ns). Sums are 64-bit integers without overflow checks."""
 
-_PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
-    "names": {
-        "node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64,
-        "min_ns": pl.Int64, "max_ns": pl.Int64,
-    },
-    "late": {"node": pl.Int32, "gpu_by_time_ns": pl.Int64},
-    "steps": {
-        "process_code": pl.Int32, "step": pl.Int32, "gpu_ns": pl.Int64, "kernels": pl.Int64, "copies": pl.Int64,
-        "first_ns": pl.Int64, "last_ns": pl.Int64,
-    },
-}  # fmt: skip
-"""Schemas of the sums per block: by kernel name, of GPU time attributed by time, and by step."""
-
-_ONE_NODE: Final = pl.Series("node", [0], pl.Int32)
+_BY_NAME: Final = {"node": pl.Int32, "name": pl.String, "kernel": pl.Boolean} | dict.fromkeys(
+    ("calls", "gpu_ns", "min_ns", "max_ns", "gpu_by_time_ns", "gpu_guessed_ns"), pl.Int64
+)
+_BY_STEP: Final = dict.fromkeys(("process_code", "step"), pl.Int32) | dict.fromkeys(
+    ("gpu_ns", "launched_ns", "kernels", "copies", "first_ns", "last_ns"), pl.Int64
+)
+_ROOT: Final = pl.Series("node", [NONE], pl.Int32)
 
 
 class Reach:
@@ -260,25 +252,16 @@ class Attributor:
             unlaunched = owner.is_null() & work["origin_start"].is_not_null()
             step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
-        launch_columns = (
-            owner.alias("owner"),
-            step.fill_null(column_ops.NONE).alias("step"),
-            cell.alias("cell"),
-            process.alias("process_code"),
-        )
+        step, steps = step.fill_null(NONE), self._launches.steps
+        left_out = pl.lit(value=False) if steps.choice is None else ~steps.selected(step)
+        launch_columns = owner.alias("owner"), step.alias("step"), cell.alias("cell"), process.alias("process_code")
         placed = work.with_columns(launch_columns).with_columns(
-            length.alias("gpu_ns"), *owner_columns("owner", guesses=self._has_guesses), self._left_out(owner, step)
+            length.alias("gpu_ns"),
+            *owner_columns("owner", guesses=self._has_guesses),
+            left_out.alias("left_out"),
         )
         placed = placed.with_columns(self._nodes(placed)).drop("owner")
         return self._nest_captured(placed) if captured else placed
-
-    def _left_out(self, owner: pl.Series, step: pl.Series) -> pl.Series:
-        """Return whether each GPU activity is outside the selected steps. An unknown step counts as outside."""
-        steps = self._launches.steps
-        if steps.choice is None:
-            return pl.repeat(False, owner.len(), dtype=pl.Boolean, eager=True).alias("left_out")
-        unlaunched = owner.is_null() & ~steps.selected(step.fill_null(column_ops.NONE))
-        return ((owner == LEFT_OUT).fill_null(False) | unlaunched).alias("left_out")
 
     def _nodes(self, placed: pl.DataFrame) -> pl.Series:
         in_no_range, unlaunched, without_id = self.reasons
@@ -366,20 +349,17 @@ class Account:
         self._forest, self._launches, self._attributor = forest, launches, attributor
         launches.crossing.clear()
         self._known = len(forest.nodes)
-        self._busy = Busy(*forest.nodes.columns())
-        self._whole = Busy(_ONE_NODE.replace(0, column_ops.NONE), _ONE_NODE)
-        self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
+        parent, key = forest.nodes.columns()
+        # A node around all others stands for the whole device.
+        self._whole = max(forest.nodes.keys) + 1
+        self._busy = Busy(pl.concat([_ROOT, parent + 1]), pl.concat([_ROOT.replace(NONE, self._whole), key]))
+        self._names = [pl.DataFrame(schema=_BY_NAME)]
+        self._steps = [pl.DataFrame(schema=_BY_STEP)]
         self._devices, self._device_numbers = Numbers(), Numbers()  # a damaged profile has any number as a device
         self.settled = True
         """Whether the sums are valid: the GPU activities came in order of start, and all layer paths existed before."""
         self.reach = Reach()
         """Durations of the GPU activities. The sums are invalid once `too_far` is set."""
-        self.guessed_ns = 0
-        """GPU time (ns) launched while several ranges of the process were innermost."""
-        self.total_ns = self.outside_steps_ns = 0
-        """Time (ns) of all GPU activities, and of those with a known launch outside any step."""
-        self.left_out = 0
-        """Number of GPU activities outside the selected steps."""
 
     def add(self, work: pl.DataFrame) -> None:
         """Add rows of `annot.profile.WORK`."""
@@ -388,17 +368,9 @@ class Account:
             return
         placed = self._attributor.of(work)
         kept = placed.filter(~pl.col("left_out")) if placed["left_out"].any() else placed
-        self.left_out += placed.height - kept.height
         self._launches.crossing.add(kept["cell"], kept["gpu_ns"])
-        if not (late := kept.filter("by_time")).is_empty():
-            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
-        self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
-        self._parts["names"].append(_sum_by_name(kept))
-        self._parts["steps"].append(_sum_by_step(placed))
-        unknown = pl.col("node").is_in(self._attributor.reasons[1:])
-        outside = pl.col("gpu_ns").filter((pl.col("step") == column_ops.NONE) & ~unknown).sum()
-        total_ns, outside_ns = placed.select(pl.col("gpu_ns").sum(), outside.alias("outside")).row(0)
-        self.total_ns, self.outside_steps_ns = self.total_ns + total_ns, self.outside_steps_ns + outside_ns
+        self._names.append(_sum_by_name(kept))
+        self._steps.append(_sum_by_step(placed, ~pl.col("node").is_in(self._attributor.reasons[1:])))
         self.settled &= self._known == len(self._forest.nodes)
         if self.settled:
             self.settled = self._add_busy(kept)
@@ -408,70 +380,54 @@ class Account:
         ends = timed.select(pl.max_horizontal("start", "end").alias("end")).to_series()
         # A code per process and device: processes may use one device number for different devices.
         device = self._device_numbers.of(timed["device"].cast(pl.Int64))
-        when = (self._devices.of(pair(timed["process_code"], device + 1)), timed["start"], ends)
-        self._whole.add(_ONE_NODE.new_from_index(0, timed.height), *when)
-        return self._busy.add(timed["node"], *when)
+        code = self._devices.of(pair(timed["process_code"], device + 1))
+        return self._busy.add(timed["node"] + 1, code, timed["start"], ends)
 
     def of_names(self) -> pl.DataFrame:
-        """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of a GPU activity."""
-        sums = (pl.col("calls", "gpu_ns").sum(), pl.col("min_ns").min(), pl.col("max_ns").max())
-        return pl.concat(self._parts["names"]).group_by("node", "name", "kernel", maintain_order=True).agg(*sums)
-
-    def of_nodes(self) -> pl.DataFrame:
-        """Return node, gpu_self_ns, kernels, copies, gpu_by_time_ns of each node that owns GPU activities."""
-        calls = pl.col("calls")
-        nodes = self.of_names().group_by("node", maintain_order=True).agg(
-            pl.col("gpu_ns").sum().alias("gpu_self_ns"),
-            calls.filter("kernel").sum().alias("kernels"),
-            calls.filter(~pl.col("kernel")).sum().alias("copies"),
-        )  # fmt: skip
-        late = pl.concat(self._parts["late"]).group_by("node").agg(pl.col("gpu_by_time_ns").sum())
-        return nodes.join(late, on="node", how="left", maintain_order="left")
+        """Return a row per node and name of a GPU activity: see `Attribution.names`."""
+        every = pl.concat(self._names).group_by("node", "name", "kernel", maintain_order=True)
+        extremes = pl.col("min_ns").min(), pl.col("max_ns").max()
+        return every.agg(pl.col("calls", "gpu_ns").sum(), *extremes, pl.col("gpu_by_time_ns", "gpu_guessed_ns").sum())
 
     def of_steps(self) -> pl.DataFrame:
         """Return a row per step with GPU activities, also for steps left out: see `Attribution.step_work`."""
-        every = pl.concat(self._parts["steps"]).group_by("process_code", "step")
+        every = pl.concat(self._steps).group_by("process_code", "step")
         bounds = pl.col("first_ns").min(), pl.col("last_ns").max()
-        return every.agg(pl.col("gpu_ns", "kernels", "copies").sum(), *bounds)
+        return every.agg(pl.col("gpu_ns", "launched_ns", "kernels", "copies").sum(), *bounds)
 
     def busy(self) -> pl.DataFrame:
-        """Return the result of `Busy.result` with process and device instead of the device code."""
-        return self._named(self._busy.result())
+        """Return the result of `Busy.result` with process and device instead of the device code.
 
-    def device_busy(self) -> pl.DataFrame:
-        """Return process, device, busy_ns, first_ns, last_ns of each device."""
-        return self._named(self._whole.result()).drop("key")
-
-    def _named(self, busy: pl.DataFrame) -> pl.DataFrame:
+        The rows of whole devices have a null key.
+        """
+        busy = self._busy.result()
         process, device = high_of(self._devices.known), low_of(self._devices.known) - 1
         number = self._device_numbers.known.gather(column_ops.known(device))
-        devices = {"process": self._launches.processes(process), "device": number}
-        code = busy["device"]
-        return busy.drop("device").hstack(pl.DataFrame(devices)[code])
-
-
-_NULL_NAME: Final = 1 << 30
-"""Code of a null name, above the codes of polars' categories in use."""
+        devices = pl.DataFrame({"process": self._launches.processes(process), "device": number})[busy["device"]]
+        key = pl.when(pl.col("key") != self._whole).then("key")
+        return busy.select(key, *_TIMES).hstack(devices)
 
 
 def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
-    name = kept["name"].cast(pl.Categorical) if kept["name"].dtype == pl.String else kept["name"]
-    code = name.to_physical().cast(pl.Int64).fill_null(_NULL_NAME)
-    rows = kept.select("node", "gpu_ns", "kernel", row=pl.int_range(pl.len())).with_columns(code.alias("code"))
     ns = pl.col("gpu_ns")
-    sums = rows.group_by(key=pair(pl.col("node"), pl.col("code") * 2 + pl.col("kernel"))).agg(
-        pl.col("node", "kernel", "row").first(), pl.len().cast(pl.Int64).alias("calls"), ns.sum(),
-        ns.min().alias("min_ns"), ns.max().alias("max_ns"),
-    )  # fmt: skip
-    names = kept["name"].gather(sums["row"]).cast(pl.String)
-    return sums.select("node", names, "kernel", "calls", "gpu_ns", "min_ns", "max_ns")
+    sums = kept.group_by("node", "name", "kernel").agg(
+        calls=pl.len().cast(pl.Int64),
+        gpu_ns=ns.sum(),
+        min_ns=ns.min(),
+        max_ns=ns.max(),
+        gpu_by_time_ns=ns.filter("by_time").sum(),
+        gpu_guessed_ns=ns.filter("guessed").sum(),
+    )
+    return sums.with_columns(pl.col("name").cast(pl.String))
 
 
-def _sum_by_step(placed: pl.DataFrame) -> pl.DataFrame:
-    rows = placed.filter(pl.col("step") >= 0)
+def _sum_by_step(placed: pl.DataFrame, launched: pl.Expr) -> pl.DataFrame:
     kernels = pl.col("kernel").cast(pl.Int64)
-    return rows.group_by(key=pair(pl.col("process_code"), pl.col("step"))).agg(
-        pl.col("process_code", "step").first(), pl.col("gpu_ns").sum(), kernels=kernels.sum(),
-        copies=(1 - kernels).sum(), first_ns=pl.col("start").cast(pl.Int64).min(),
+    return placed.group_by("process_code", "step").agg(
+        pl.col("gpu_ns").sum(),
+        launched_ns=pl.col("gpu_ns").filter(launched).sum(),
+        kernels=kernels.sum(),
+        copies=(1 - kernels).sum(),
+        first_ns=pl.col("start").cast(pl.Int64).min(),
         last_ns=pl.col("end").cast(pl.Int64).max(),
-    ).drop("key")  # fmt: skip
+    )

@@ -186,12 +186,9 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     ranges = pl.DataFrame([op, phase, first, self_times(forest)])
     sums = [block.group_by("op", "phase").agg(pl.all().sum()) for block in ranges.iter_slices(_SLICE)]
     del ranges, phase, first  # may have millions of rows
-    for block in () if attribution.source is None else attribution.source.work_blocks():
-        work = attribution.attributor.of(block).filter(~pl.col("left_out"))
-        rows = work.select(
-            op.gather(column_ops.known(work["range"])).fill_null(NO_OPERATION), phases.gather(work["node"]),
-            gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
-        )  # fmt: skip
+    for work in attribution.activity_blocks():
+        group = op.gather(column_ops.known(work["range"])).fill_null(NO_OPERATION), phases.gather(work["node"])
+        rows = work.select(*group, gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"))
         sums.append(rows.group_by("op", "phase").agg(pl.all().sum()))
     outside = attribution.nodes.select(phases.cast(pl.String), "host_self_ns")
     outside = outside.filter(pl.col("phase") == UNATTRIBUTED, pl.col("host_self_ns") > 0)

@@ -198,7 +198,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         **counts,
         **_steps(attribution),
         "cut": attribution.meta.get("cut", ""),
-        "notes": _notes(attribution, lost),
+        "notes": _notes(attribution, lost, gpu["gpu_guessed_ns"]),
     }
 
 
@@ -216,7 +216,7 @@ def _gpu_times(attribution: Attribution, lost: pl.DataFrame) -> dict[str, Any]:
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
         "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()) if steps.height else _named_warmup_ns(attribution),
-        "gpu_guessed_ns": attribution.guessed_ns,
+        "gpu_guessed_ns": int(attribution.names["gpu_guessed_ns"].sum()),
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
     }
 
@@ -287,7 +287,7 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
+def _notes(attribution: Attribution, lost: pl.DataFrame, guessed_ns: int) -> list[str]:
     numbers = dict(lost.select("module", pl.col("kernels") + pl.col("copies")).iter_rows())
     counted = (
         (
@@ -317,9 +317,9 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             f"{_duration(by_time)} of GPU time was launched outside any range on its thread. It is attributed to the "
             "range open on another thread (gpu_by_time_ns)."
         )
-    if attribution.guessed_ns:
+    if guessed_ns:
         notes.append(
-            f"{_duration(attribution.guessed_ns)} of GPU time was launched while several layers of its process were "
+            f"{_duration(guessed_ns)} of GPU time was launched while several layers of its process were "
             "open. It is attributed to the layer that started last, which is a guess (gpu_guessed_ns)."
         )
     if guesses := _guesses(attribution):
