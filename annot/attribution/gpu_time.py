@@ -410,7 +410,7 @@ class Account:
 
 def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
     ns = pl.col("gpu_ns")
-    sums = kept.group_by("node", "name", "kernel").agg(
+    sums = kept.lazy().group_by("node", "name", "kernel").agg(
         calls=pl.len().cast(pl.Int64),
         gpu_ns=ns.sum(),
         min_ns=ns.min(),
@@ -418,16 +418,16 @@ def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
         gpu_by_time_ns=ns.filter("by_time").sum(),
         gpu_guessed_ns=ns.filter("guessed").sum(),
     )
-    return sums.with_columns(pl.col("name").cast(pl.String))
+    return sums.with_columns(pl.col("name").cast(pl.String)).collect()
 
 
 def _sum_by_step(placed: pl.DataFrame, launched: pl.Expr) -> pl.DataFrame:
     kernels = pl.col("kernel").cast(pl.Int64)
-    return placed.group_by("process_code", "step").agg(
+    return placed.lazy().group_by("process_code", "step").agg(
         pl.col("gpu_ns").sum(),
         launched_ns=pl.col("gpu_ns").filter(launched).sum(),
         kernels=kernels.sum(),
         copies=(1 - kernels).sum(),
         first_ns=pl.col("start").cast(pl.Int64).min(),
         last_ns=pl.col("end").cast(pl.Int64).max(),
-    )
+    ).collect()
