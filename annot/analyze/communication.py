@@ -15,18 +15,15 @@ in Mixtral or DeepSeek.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.cpu_parts import phase_times
-from annot.analyze.kernel_names import with_classes
 from annot.analyze.step_parts import (
     Device,
     StepInputs,
-    by_device,
     calls_of,
     cut,
     exclusive,
@@ -173,7 +170,6 @@ _ELSEWHERE: Final = "launched outside the steps"
 _REASONS: Final = {NONE: NOBODY, NONE - 1: _ELSEWHERE}
 """Nodes without a layer, and their module."""
 
-_KERNELS: Final = {"start": pl.Int64, "end": pl.Int64, "node": pl.Int32, "range": pl.Int32, "collective": pl.String}
 _COLLECTIVES: Final = {
     **dict.fromkeys(("process", "device", "start", "end", "calls", "wall_ns"), pl.Int64), "range": pl.Int32,
     **dict.fromkeys((*KEY, "operation", "group"), pl.String), "ranks": pl.Int64, "bytes": pl.Int64,
@@ -202,17 +198,16 @@ class Collectives:
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
     inputs = step_inputs(attribution)
-    devices = [device for device, rows in inputs.work.items() if (rows["share"] == "collectives").any()]
-    kernels = _kernels(attribution, devices)
     tables, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
     for device, times in inputs.windows.partition_by("process", "device", as_dict=True).items():
         window = merged(intervals_of(times))
-        if inputs.of_device(device).is_empty():
+        work = inputs.of_device(device)
+        if work.is_empty():
             own, waits = _cpu_collectives(attribution, inputs, device, window)
+        elif (work["share"] == "collectives").any():
+            own, waits = _gpu_collectives(attribution.forest, _kernels(work), window)
         else:
-            own, waits = _gpu_collectives(
-                attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window
-            )
+            continue
         process, number = (pl.lit(value, pl.Int64) for value in device)
         tables.append(typed(own.with_columns(process=process, device=number), _COLLECTIVES))
         exposed.append(typed(waits.with_columns(pl.col("row") + count), _EXPOSED))
@@ -220,20 +215,12 @@ def collectives_of(attribution: Attribution) -> Collectives:
     return Collectives(pl.concat(tables), pl.concat(exposed))
 
 
-def _kernels(attribution: Attribution, devices: Collection[Device]) -> dict[Device, pl.DataFrame]:
-    """The kernels of devices, with the columns of `_KERNELS`."""
-    if attribution.source is None or not devices:
-        return {}
-    blocks = by_device(_placed(attribution, block.filter("kernel")) for block in attribution.source.work_blocks())
-    return {device: pl.concat(blocks[device]) for device in devices}
-
-
-def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
-    rows = attribution.attributor.of(kernels).drop_nulls(["start", "end"])
-    collective = (with_classes(rows.select("name"))["kind"] == "collective").alias("collective")
-    rows = rows.with_columns(pl.when(collective).then("name").alias("collective"))
-    rows = rows.with_columns(pl.when("left_out").then(NONE - 1).otherwise("node").alias("node"))
-    return typed(rows, {"process": pl.Int64, "device": pl.Int64, **_KERNELS})
+def _kernels(work: pl.DataFrame) -> pl.DataFrame:
+    """Return start, end, range, node and collective (its name; null: another kernel) of the kernels of a device."""
+    node = pl.when("left_out").then(pl.lit(NONE - 1, pl.Int32)).otherwise("node").alias("node")
+    collective = pl.when(pl.col("share") == "collectives").then("name").alias("collective")
+    rows = work.lazy().filter("kernel").select("start", "end", "range", node, collective)
+    return rows.drop_nulls(["start", "end"]).collect()
 
 
 def _gpu_collectives(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -20,6 +20,7 @@ from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
 from annot.attribution.nesting import KEY, Nodes
 from annot.profile import kernels_as_work
+from annot.util.weak_keys import once_for_each
 
 SAME: Final = {"wait": "synchronisation", "call": "launch", "pending": "launch", "gap": "launch"}
 """Further names of intervals of `idle_intervals`, and their parts."""
@@ -83,6 +84,7 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
     return sums.sort("ns", "name", descending=[True, False])
 
 
+@once_for_each
 def _waiting_calls(attribution: Attribution) -> pl.DataFrame:
     """Return the API calls in which a thread waits for a device or allocates its memory.
 
@@ -140,7 +142,8 @@ def _late(device: Device, work: pl.DataFrame) -> pl.DataFrame:
     ran = merged(intervals_of(work))
     gaps = ran.select(started="start", done=pl.col("end").shift(1))
     gaps = gaps.filter((pl.col("started") - pl.col("done") >= _DISPATCH_NS).fill_null(True))
-    rows = work.drop_nulls("launched").join(gaps, left_on="start", right_on="started")
+    launched = work.select("correlation", "start", "launched").drop_nulls()
+    rows = launched.join(gaps, left_on="start", right_on="started")
     ids = [pl.lit(value, pl.Int64).alias(name) for name, value in zip(("process", "device"), device, strict=True)]
     return rows.select(*ids, "correlation", "done", started="start")
 
@@ -159,6 +162,7 @@ def _intervals(
     """The intervals of one device; some causes have several."""
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
     here = inputs.of_device(device)
+    launched = here.select("correlation", "launched", "start")
     ran, calls, queues = merged(intervals_of(here)), calls.filter(mine), queues.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
     before = waits.select("start", end=pl.min_horizontal("end", pl.lit(ran["start"].min(), pl.Int64)))
@@ -170,7 +174,7 @@ def _intervals(
         "call": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
-        "pending": lambda: _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti"))),
+        "pending": lambda: _short(launching(launched.join(waits.select("correlation"), on="correlation", how="anti"))),
         "gap": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
     }
 

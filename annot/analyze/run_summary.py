@@ -26,20 +26,18 @@ from annot.analyze.cpu_parts import (
     layers_of_parts,
     repeated_layers,
 )
-from annot.analyze.gpu_activities import SAME, attributed_blocks, idle_intervals
+from annot.analyze.gpu_activities import SAME, idle_intervals
 from annot.analyze.kernel_names import MATRIX
 from annot.analyze.step_parts import (
     WORK,
     Device,
     Intervals,
     StepInputs,
-    by_device,
     exclusive,
     intervals_of,
     merged,
     shares_of_devices,
     step_inputs,
-    typed,
 )
 from annot.analyze.tensor_cores import layer_tensor_cores, matrix_units, tensor_core_work
 from annot.attribution import column_ops
@@ -118,65 +116,37 @@ def _going_on(
 
 
 def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
-    return intervals_of(work.filter(pl.col("share") == share))
+    return intervals_of(work.lazy().filter(pl.col("share") == share).select("start", "end").collect())
 
 
-def step_work(
-    attribution: Attribution, windows: pl.DataFrame | None = None, groups: pl.Series | None = None
-) -> pl.DataFrame:
+def step_work(attribution: Attribution, groups: pl.Series | None = None) -> pl.DataFrame:
     """Return the GPU activities of the steps with their exclusive time.
 
     The columns are node, name, kernel, pinned (see `annot.profile.COPIES`), calls (started) and wall_ns.
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
-    its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
-    `annot.analyze.step_parts.StepInputs`. With `groups`, a number for each range of the tree, `node` is the group of
-    the range, -1 outside any range.
+    its busy time. Removing an activity shortens the steps by at most its time. With `groups`, a number for each range
+    of the tree, `node` is the group of the range, -1 outside any range.
     """
-    spans = step_inputs(attribution).windows if windows is None else windows
-    of_device = spans.partition_by("process", "device", as_dict=True)
-    codes: dict[str, int] = {}
-    work = by_device(_coded(_grouped(block, groups), codes) for block in attributed_blocks(attribution))
-    tables = [pl.DataFrame(schema=_EXCLUSIVE)]
-    for key in list(work):
-        rows = pl.concat(work.pop(key))
-        if key in of_device:
-            tables.append(_exclusive(rows, merged(of_device[key])))
-    activities = pl.concat(tables).group_by(list(_GROUPS), maintain_order=True)
-    sums = activities.agg(pl.col("calls", "wall_ns").sum())
-    return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
+    inputs, sums = step_inputs(attribution), pl.col("calls", "wall_ns").sum()
+    tables = [pl.DataFrame(schema=_GROUPS | dict.fromkeys(("calls", "wall_ns"), pl.Int64))]
+    windows = inputs.windows.partition_by("process", "device", as_dict=True)
+    for device, work in inputs.work.items():
+        if device not in windows:
+            continue
+        used = pl.all_horizontal(~pl.col("left_out"), pl.col("start", "end").is_not_null())
+        rows = work.lazy().filter(used).select("start", "end", "range", *_GROUPS).collect()
+        if groups is not None:
+            node = groups.gather(column_ops.known(rows["range"])).fill_null(column_ops.NONE)
+            rows = rows.with_columns(node.alias("node"))
+        rows = exclusive(rows.drop("range"), merged(windows[device]))
+        tables.append(rows.group_by(list(_GROUPS), maintain_order=True).agg(sums))
+    table = pl.concat(tables).group_by(list(_GROUPS), maintain_order=True).agg(sums)
+    table = table.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0))
+    return table.with_columns(pl.col("name").cast(pl.String).fill_null(""))
 
 
-_GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pinned": pl.Boolean}
-_EXCLUSIVE: Final = {
-    **_GROUPS,
-    "calls": pl.Int64,
-    "wall_ns": pl.Int64,
-}
-
-
-def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:
-    """The activities with their group as the node."""
-    if groups is None:
-        return block
-    return block.with_columns(groups.gather(column_ops.known(block["range"])).fill_null(column_ops.NONE).alias("node"))
-
-
-def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
-    """The activities with known times, with a code (Int32) instead of the name. New names are added to the codes."""
-    rows = block.drop_nulls(["start", "end"])
-    texts = rows["name"].cast(pl.String).fill_null("")
-    for name in texts.unique():
-        codes.setdefault(name, len(codes))
-    rows = rows.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
-    return typed(rows, {**dict.fromkeys(("process", "device", "start", "end"), pl.Int64), **_GROUPS})
-
-
-def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
-    """The GPU activities of one device: a row per node and name."""
-    rows = exclusive(rows, window)
-    sums = rows.group_by(list(_GROUPS), maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
-    return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0)).select(list(_EXCLUSIVE))
+_GROUPS: Final = {"node": pl.Int32, "name": pl.Categorical, "kernel": pl.Boolean, "pinned": pl.Boolean}
 
 
 def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, inputs: StepInputs) -> dict[str, float]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import polars as pl
-import polars.selectors as cs
 
 from annot.analyze.kernel_names import with_classes
 from annot.attribution import column_ops
@@ -22,6 +21,7 @@ from annot.attribution.range_trees import Forest
 from annot.attribution.steps import worker_processes
 from annot.attribution.summary import step_spans
 from annot.labels.foreign import WARM_UP
+from annot.util.weak_keys import once_for_each
 
 _SLICE: Final = 1 << 18
 """Intervals per batch: with millions of intervals the intermediate columns take more memory than the intervals."""
@@ -207,17 +207,23 @@ _SHARES: Final = {
     "wall_ns": pl.Int64,
 }  # fmt: skip
 _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
-_NO_WORK: Final = pl.DataFrame(
-    schema=dict.fromkeys(("correlation", "start", "end"), pl.Int64) | {"share": pl.Enum(WORK), "launched": pl.Int64}
-)
+_WORK: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("correlation", "start", "end", "launched"), pl.Int64),
+    "share": pl.Enum(WORK),
+    "name": pl.Categorical,
+    **dict.fromkeys(("kernel", "pinned", "left_out"), pl.Boolean),
+    **dict.fromkeys(("node", "range"), pl.Int32),
+}
+_NO_WORK: Final = pl.DataFrame(schema=_WORK)
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """Shared input of the step analyses.
 
-    work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
-             (start of the API call in ns; null: unknown)
+    work     all GPU activities by process and device: correlation, start, end, launched (start of the API call in ns;
+             null: unknown), share (one of `WORK`), name, kernel, pinned, and left_out, node and range of
+             `annot.attribution.gpu_time.Attributor.of`
     host     ranges of threads of kind data, collectives or ranges (others; ranges inside them are left out): process,
              start, end (Int64); collectives also have label, node (null: a crossing range) and range (a number) of
              `Attribution.whole`
@@ -235,6 +241,7 @@ class StepInputs:
         return self.work.get(device, _NO_WORK)
 
 
+@once_for_each
 def step_inputs(attribution: Attribution) -> StepInputs:
     """Return the steps of a profile with its GPU activities and ranges of threads.
 
@@ -243,7 +250,8 @@ def step_inputs(attribution: Attribution) -> StepInputs:
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
     """
     calls, source = calls_of(attribution), attribution.source
-    blocks = (_add_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    every = (attribution.attributor.of(block) for block in ([] if source is None else source.work_blocks()))
+    blocks = (_add_share(block, calls) for block in every)
     work = {key: pl.concat(rows) for key, rows in by_device(blocks).items()}
     host = _host_ranges(attribution)
     return StepInputs(work, host, *_windows(attribution, work, host))
@@ -297,8 +305,9 @@ def _run_windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl
         every = every.join(workers, on="process", how="anti", nulls_equal=True)
         spans = every.drop_nulls("start").group_by("process").agg(*bounds).with_columns(device=pl.lit(None, pl.Int64))
     else:
-        computed = {key: rows.filter(pl.col("share") != "copies") for key, rows in work.items()}
-        used = computed if any(rows.height for rows in computed.values()) else work
+        times = {key: rows.select("start", "end", "kernel") for key, rows in work.items()}
+        computed = {key: rows.filter("kernel") for key, rows in times.items()}
+        used = computed if any(rows.height for rows in computed.values()) else times
         tables = [
             rows.drop_nulls("start").select(
                 pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"), *bounds
@@ -377,14 +386,9 @@ def _add_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
         .when("tensor_cores").then(pl.lit("tensor_cores"))
         .otherwise(pl.lit("kernels"))
     )  # fmt: skip
-    rows = with_classes(block.select(cs.by_name(*_IDS, "start", "end", "kernel", "name", require_all=False)))
-    rows = typed(rows.with_columns(share.alias("share")), _SHARED_WORK)
-    launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"]))
-    return rows.with_columns(launched.alias("launched"))
-
-
-_IDS: Final = ("process", "device", "correlation")
-_SHARED_WORK: Final = dict.fromkeys((*_IDS, "start", "end"), pl.Int64) | {"share": pl.Enum(WORK)}
+    launched = calls.start.gather(calls.rows(block["process"], block["correlation"])).alias("launched")
+    shares = with_classes(block.select("name", "kernel")).select(share.alias("share")).to_series()
+    return typed(block.with_columns(shares, launched), {"process": pl.Int64, "device": pl.Int64, **_WORK})
 
 
 def _host_ranges(attribution: Attribution) -> _Host:

@@ -51,16 +51,15 @@ _LOWEST_TENSOR_RIDGE: Final = 125.0
 V100 (125 TFLOP/s and 0.9 TB/s: 139) and A100 with 80 GB (312 and 2.04: 153); float32, A100 (19.5 and 2.04: 9.6)."""
 
 
-def _operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
+def _operators_of(attribution: Attribution, wall_ns: int, peaks: Peaks) -> list[Operator]:
     """Return the operators with GPU time in the steps, the longest first; none without GPU activities.
 
     Args:
         attribution: the profile.
-        windows: times of the steps, as in `annot.analyze.step_parts.StepInputs`.
-        wall_ns: their sum over devices in ns.
+        wall_ns: step time, summed over devices, in ns.
         peaks: peaks of the device.
     """
-    rows = _timed(attribution, windows, peaks)
+    rows = _timed(attribution, peaks)
     devices, units = attribution.meta.get("devices") or (), matrix_units(attribution.meta)
     counts = {device.get("numSms", device.get("smCount")) for device in devices}
     count = counts.pop() if len(counts) == 1 else None
@@ -90,10 +89,10 @@ def _operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int,
     return operators
 
 
-def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
+def _timed(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     """The rows of `OperatorTable` with wall_ns (in the steps), kernels (names, longest first) and their roofline."""
     table = operator_table(attribution)
-    work = step_work(attribution, windows, table.groups) if table.rows.height else None
+    work = step_work(attribution, table.groups) if table.rows.height else None
     if work is None:
         return table.rows
     work = with_classes(work).sort("wall_ns", "name", descending=[True, False])
@@ -428,7 +427,7 @@ class Facts:
         Columns: layer, module, phase, name, calls, wall_ns, kernel, pinned, kind, library, matrix, tensor (null:
         unknown).
         """
-        rows = step_work(self.attribution, self.parts.windows)
+        rows = step_work(self.attribution)
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
         layers = self.attribution.forest.layers_of_nodes()[rows["node"]]
         return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
@@ -436,7 +435,7 @@ class Facts:
     @cached_property
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.facts`."""
-        return _operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
+        return _operators_of(self.attribution, self.wall_ns, self.peaks) if self.on_device else []
 
     @cached_property
     def eager_attention(self) -> list[Operator]:
