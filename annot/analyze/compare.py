@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names, fused_layers
-from annot.analyze.gpu_activities import attributed_blocks, range_self_times, sums_by_group
+from annot.analyze.gpu_activities import range_self_times, sums_by_group
 from annot.analyze.kernel_names import classify
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
@@ -418,7 +418,7 @@ class _Side:
         keys = ("name" if by in _OF_NAMES else "node", *_STEP)
         name = pl.col("name").cast(pl.Categorical)
         columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
-        blocks = (block.select(columns) for block in attributed_blocks(attribution))
+        blocks = (block.select(columns) for block in attribution.activity_blocks())
         times = blocks if device else iter([range_self_times(attribution)])
         self._times = _summed(pl.concat([_summed(self._steady_times(block), keys) for block in times]), keys)
 

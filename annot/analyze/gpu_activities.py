@@ -207,18 +207,9 @@ def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame
     """Return columns of `annot.attribution.gpu_time.Attributor.of` of all attributed GPU activities, in their order."""
     names, texts = list(columns), cs.by_dtype(pl.String, pl.Categorical, pl.Enum)
     # Categoricals store each distinct text once and keep their meaning across blocks.
-    blocks = attributed_blocks(attribution)
+    blocks = attribution.activity_blocks()
     kept = [block.select(names).with_columns(texts.cast(pl.Categorical)) for block in blocks]
     return pl.concat(kept, how="vertical_relaxed") if kept else pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
-
-
-def attributed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    """Yield the attributed GPU activities in blocks, with the columns of `annot.attribution.gpu_time.Attributor.of`.
-
-    An attribution without its source has no blocks.
-    """
-    for block in () if attribution.source is None else attribution.source.work_blocks():
-        yield attribution.attributor.of(block).filter(~pl.col("left_out"))
 
 
 def attributed_kernels(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
@@ -342,7 +333,7 @@ def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
     entered = attribution.forest.tree["start"]
     tables = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
     columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
-    timed = (block.select(columns).drop_nulls(["start", "end"]) for block in attributed_blocks(attribution))
+    timed = (block.select(columns).drop_nulls(["start", "end"]) for block in attribution.activity_blocks())
     devices = by_device(timed)
     for process, device in list(devices):
         work = pl.concat(devices.pop((process, device)))
@@ -400,7 +391,7 @@ def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
     """Return node, step (Int64) and time_ns, the self time: a table for ``gpu``, and for ``host`` if it is known."""
     sums = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
     gpu_ns = pl.col("gpu_ns").sum().alias("time_ns")
-    sums += [block.group_by("node", "step").agg(gpu_ns) for block in attributed_blocks(attribution)]
+    sums += [block.group_by("node", "step").agg(gpu_ns) for block in attribution.activity_blocks()]
     times = {"gpu": pl.concat(sums)}
     if known(attribution.meta):
         times["host"] = range_self_times(attribution)

@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import activities, attributed_blocks
+from annot.analyze.gpu_activities import activities
 from annot.analyze.hardware_counters import default_peaks, layer_counters
 from annot.analyze.kernel_names import layer_kernels
 from annot.analyze.roofline import layer_roofline
@@ -103,7 +103,7 @@ def _launch_times(attribution: Attribution) -> pl.DataFrame:
     """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes()
     first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
-    for block in attributed_blocks(attribution):
+    for block in attribution.activity_blocks():
         row = calls.rows(block["process"], block["correlation"])
         launches = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
         new = launches.filter(first.gather(launches["row"]).is_null())

@@ -19,7 +19,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import attributed_blocks, device_idle
+from annot.analyze.gpu_activities import device_idle
 from annot.analyze.hardware_counters import COUNTERS, default_peaks, layer_counters, measured_work
 from annot.analyze.kernel_names import MATRIX, classify, with_classes, with_short_names
 from annot.analyze.peaks import Peaks
@@ -435,7 +435,7 @@ def _kernels(attribution: Attribution, groups: pl.Series, outside: dict[str, int
     reasons = attribution.attributor.reasons
     schema = {"group": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64}
     tables = [pl.DataFrame(schema=schema)]
-    for block in attributed_blocks(attribution):
+    for block in attribution.activity_blocks():
         without = pl.when(block["node"].is_in(reasons)).then(outside[UNATTRIBUTED]).otherwise(outside["other"])
         group = pl.coalesce(groups.gather(column_ops.known(block["range"])), without).cast(pl.Int32)
         rows = block.select("name", "kernel", "gpu_ns", group=group).group_by("group", "name", "kernel")

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 import polars.selectors as cs
 
-from annot.analyze.gpu_activities import attributed_blocks, attributed_kernels, has_gpu_activities, over
+from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities, over
 from annot.analyze.kernel_names import MATRIX, layer_names, with_classes
 from annot.analyze.step_parts import calls_of, typed
 from annot.attribution import column_ops
@@ -281,7 +281,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """
     calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
     tables = [pl.DataFrame(schema=_ITERATION)]
-    for block in attributed_blocks(attribution):
+    for block in attribution.activity_blocks():
         row = calls.rows(block["process"], block["correlation"])
         times = block.select(
             column_ops.known(block["step"]), cs.by_name("process", "device", "stream", require_all=False), "gpu_ns",

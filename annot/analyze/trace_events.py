@@ -15,7 +15,6 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.step_parts import Calls, typed
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
@@ -254,7 +253,7 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     `forest.keys`, Int32).
     """
     kind = pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy"))
-    for block in attributed_blocks(attribution):
+    for block in attribution.activity_blocks():
         block = block.drop_nulls("start")
         keys = pl.Series("key", attribution.forest.nodes.keys, pl.Int32).gather(block["node"])
         numbers = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream", "correlation")]
@@ -310,7 +309,7 @@ class Events:
         for block in self._calls():
             calls.add(block.drop_nulls(["thread", "start"]))
         used = pl.Series("used", [False], pl.Boolean).new_from_index(0, len(calls.settle().start))
-        for block in attributed_blocks(self._attribution):
+        for block in self._attribution.activity_blocks():
             used = used.scatter(calls.rows(block["process"], block["correlation"]).drop_nulls().unique(), True)
         launches = pl.select(pl.when(used).then(used.cast(pl.Int64).cum_sum() - 1)).to_series()
         pairs = _forward_pairs(self._attribution.forest)

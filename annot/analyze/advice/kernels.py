@@ -9,7 +9,6 @@ import polars as pl
 
 from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
 from annot.analyze.cpu_parts import GPU_PARTS
-from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_names import with_classes
 from annot.analyze.peaks import NVIDIA
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
@@ -373,7 +372,7 @@ def _is_one_operator(facts: Facts, rows: pl.DataFrame) -> bool:
 def _fusible_kernels(facts: Facts) -> pl.DataFrame:
     """Return name and fusible: which part of the kernels of a name runs beside another memory-bound kernel."""
     tables = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
-    for block in attributed_blocks(facts.attribution):
+    for block in facts.attribution.activity_blocks():
         stream = [name for name in ("process", "device", "stream") if name in block.columns]
         rows = with_classes(block.filter("kernel").select(*stream, "start", "name"))
         bound = pl.col("kind").is_in(_MEMORY_BOUND) & (pl.col("library") != "Triton")
