@@ -369,8 +369,9 @@ class Account:
         placed = self._attributor.of(work)
         kept = placed.filter(~pl.col("left_out")) if placed["left_out"].any() else placed
         self._launches.crossing.add(kept["cell"], kept["gpu_ns"])
-        self._names.append(_sum_by_name(kept))
-        self._steps.append(_sum_by_step(placed, ~pl.col("node").is_in(self._attributor.reasons[1:])))
+        launched = ~pl.col("node").is_in(self._attributor.reasons[1:])
+        self._names.append(_sum_by_name(kept.lazy()).collect())
+        self._steps.append(_sum_by_step(placed.lazy(), launched).collect())
         self.settled &= self._known == len(self._forest.nodes)
         if self.settled:
             self.settled = self._add_busy(kept)
@@ -408,9 +409,9 @@ class Account:
         return busy.select(key, *_TIMES).hstack(devices)
 
 
-def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
+def _sum_by_name(kept: pl.LazyFrame) -> pl.LazyFrame:
     ns = pl.col("gpu_ns")
-    sums = kept.lazy().group_by("node", "name", "kernel").agg(
+    sums = kept.group_by("node", "name", "kernel").agg(
         calls=pl.len().cast(pl.Int64),
         gpu_ns=ns.sum(),
         min_ns=ns.min(),
@@ -418,16 +419,16 @@ def _sum_by_name(kept: pl.DataFrame) -> pl.DataFrame:
         gpu_by_time_ns=ns.filter("by_time").sum(),
         gpu_guessed_ns=ns.filter("guessed").sum(),
     )
-    return sums.with_columns(pl.col("name").cast(pl.String)).collect()
+    return sums.with_columns(pl.col("name").cast(pl.String))
 
 
-def _sum_by_step(placed: pl.DataFrame, launched: pl.Expr) -> pl.DataFrame:
+def _sum_by_step(placed: pl.LazyFrame, launched: pl.Expr) -> pl.LazyFrame:
     kernels = pl.col("kernel").cast(pl.Int64)
-    return placed.lazy().group_by("process_code", "step").agg(
+    return placed.group_by("process_code", "step").agg(
         pl.col("gpu_ns").sum(),
         launched_ns=pl.col("gpu_ns").filter(launched).sum(),
         kernels=kernels.sum(),
         copies=(1 - kernels).sum(),
         first_ns=pl.col("start").cast(pl.Int64).min(),
         last_ns=pl.col("end").cast(pl.Int64).max(),
-    ).collect()
+    )

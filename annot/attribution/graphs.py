@@ -137,22 +137,18 @@ def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     thread, else to the capture on another thread of the process, such as that of a backward pass.
     """
     call = pl.col("name")
-    name = (
-        pl.when(call.str.contains(_COPY)).then(pl.lit(COPY)).when(call.str.contains(_MEMSET)).then(pl.lit(MEMSET))
-        .otherwise("kernel")
-    )  # fmt: skip
+    others = {_COPY: COPY, _MEMSET: MEMSET}
+    name = pl.coalesce(*(pl.when(call.str.contains(text)).then(pl.lit(of)) for text, of in others.items()), "kernel")
     is_node = pl.col("kernel").is_not_null() | call.str.contains(f"{_LAUNCH}|{_COPY}|{_MEMSET}")
     keys = ["process", "correlation"]
     ran = pl.concat([profile.kernels.select(keys), profile.copies.select(keys)])
     calls = profile.launches.filter(is_node).join(ran, on=keys, how="anti").sort("start")
     inside = pl.when(pl.col("start") < pl.col("stop")).then("graph")
+    spans = graphs.with_row_index("graph").select("thread", "process", "stop", "graph", start="begin")
     matches = [
-        calls.join_asof(
-            graphs.with_row_index("graph").select(by, "begin", "stop", "graph"),
-            left_on="start", right_on="begin", by=by, check_sortedness=False,
-        ).select(inside.cast(pl.Int64).alias(by))
+        calls.join_asof(spans, on="start", by=by, check_sortedness=False).select(inside.cast(pl.Int64).alias(by))
         for by in ("thread", "process")
-    ]  # fmt: skip
+    ]
     graph = pl.concat(matches, how="horizontal").select(graph=pl.coalesce("thread", "process"))
     calls = calls.with_columns(name.alias("name"), graph.to_series()).drop_nulls("graph")
     return calls.sort("graph", "start", maintain_order=True)

@@ -57,11 +57,9 @@ _OF_TORCH: Final = re.compile(r"(?:aten|autograd|c10d|torch)::")
 NAMELESS: Final = "(no name)"
 
 _LOOPS: Final = {"epoch": EPOCH, "step": BATCH}
-_COLUMNS: Final = {
-    "layer": pl.String, "module": pl.String, "phase": pl.String, "shapes": pl.String, "number": pl.Int64,
-    "loop": pl.Boolean, "layered": pl.Boolean, "role": pl.String,
-    "plain": pl.Boolean,
-}  # fmt: skip
+_TEXTS: Final = ("layer", "module", "phase", "shapes", "role")
+_FLAGS: Final = ("loop", "layered", "plain")
+_COLUMNS: Final = dict.fromkeys(_TEXTS, pl.String) | {"number": pl.Int64} | dict.fromkeys(_FLAGS, pl.Boolean)
 _as_row: Final = attrgetter(*_COLUMNS)
 
 
@@ -390,11 +388,8 @@ class IngestedRanges:
         distinct, code = _distinct(ranges)
         suffixes = split_suffix(distinct["text"])
         # emit_nvtx does not mark backward operations; `parse_labels` recognises them by name.
-        by_name = pl.col("operation") & pl.col("role").is_null()
-        texts = distinct.select("domain", "role", "call").hstack(suffixes).select(
-            "domain", "stem", "call", "sizes", "sequence",
-            role=pl.when(by_name).then(pl.lit("operation")).otherwise("role"),
-        )  # fmt: skip
+        role = pl.when(pl.col("operation") & pl.col("role").is_null()).then(pl.lit("operation")).otherwise("role")
+        texts = distinct.select("domain", "role", "call").hstack(suffixes).with_columns(role=role)
         columns = ["domain", "stem", "role", "call", "sizes"]
         stems = texts.select(columns).unique(maintain_order=True)
         numbers = [self._texts.setdefault(row, len(self._texts)) for row in stems.iter_rows()]
@@ -407,11 +402,9 @@ class IngestedRanges:
 
 
 _EMPTY: Final = pl.DataFrame(
-    schema={
-        "id": pl.Int64, "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "label": pl.Int32,
-        "foreign": pl.Boolean, "started": pl.Boolean, "ours": pl.Boolean,
-    }
-)  # fmt: skip
+    schema={"id": pl.Int64, "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "label": pl.Int32}
+    | dict.fromkeys(("foreign", "started", "ours"), pl.Boolean)
+)
 
 
 def _code_of_texts(texts: pl.Series) -> pl.Series:

@@ -66,10 +66,9 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     # Layers that only a capture names have no start. They follow in the order of their first GPU activity.
     unstarted = pl.when(pl.col("start").is_null()).then("group")
     rows = rows.sort(pl.col("layer") == UNATTRIBUTED, "start", unstarted, *KEY, nulls_last=True)
-    rows = rows.select(
-        *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
-        "kernels_total", "copies", *memory, *_source(attribution), "shapes",
-    )  # fmt: skip
+    times = (*_TIMES, *(f"gpu_{name}_ns" for name in ("busy", "span", "by_sequence", "by_time")))
+    counts = ("kernels", "kernels_total", "copies")
+    rows = rows.select(*KEY, "calls", *times, *counts, *memory, *_source(attribution), "shapes")
     return without_unknown(rows, attribution.meta)
 
 
@@ -153,13 +152,13 @@ def by_kernel(attribution: Attribution) -> pl.DataFrame:
     """
     layers = attribution.forest.layers_of_nodes().select("layer")[attribution.names["node"]]
     names = attribution.names.hstack(layers.select(pl.when(pl.col("layer") != UNATTRIBUTED).then("layer")))
-    rows = names.with_columns(pl.col("name").cast(pl.String)).group_by("name", "kernel").agg(
+    rows = names.group_by("name", "kernel").agg(
         pl.col("calls", "gpu_ns").sum(),
         (pl.col("gpu_ns").sum() // pl.col("calls").sum()).alias("mean_ns"),
         pl.col("min_ns").min(),
         pl.col("max_ns").max(),
         pl.col("layer").drop_nulls().n_unique().cast(pl.Int64).alias("layers"),
-    )  # fmt: skip
+    )
     return rows.sort("gpu_ns", "name", descending=[True, False])
 
 
@@ -244,11 +243,9 @@ def _add_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence
     """Add the crossing ranges: their calls, their host time and the GPU time launched in them."""
     crossing = attribution.forest.crossing
     keys = attribution.forest.labels["key"].gather(crossing["label"])
-    rows = crossing.select(
-        pl.Series("group", of_key, pl.Int64).gather(keys), "start", host_ns=pl.col("end") - pl.col("start"),
-        gpu_ns=attribution.crossing_gpu_ns, calls=pl.lit(1, pl.Int64),
-    ).filter(pl.col("group") != column_ops.NONE)  # fmt: skip
-    every = pl.concat([sums, rows], how="diagonal").group_by("group")
+    group, gpu_ns = pl.Series("group", of_key, pl.Int64).gather(keys), attribution.crossing_gpu_ns.alias("gpu_ns")
+    rows = crossing.select(group, "start", gpu_ns, host_ns=pl.col("end") - pl.col("start"), calls=pl.lit(1, pl.Int64))
+    every = pl.concat([sums, rows.filter(pl.col("group") != column_ops.NONE)], how="diagonal").group_by("group")
     return every.agg(pl.col(*_OWN, *_INCLUSIVE).sum(), pl.col("start").min())
 
 

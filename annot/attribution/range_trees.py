@@ -138,12 +138,10 @@ def hooked_labels(labels: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     passes = hooks.select("layer", "phase").unique(maintain_order=True)
     number = pl.int_range(labels.height, labels.height + pl.len(), dtype=pl.Int32).alias("pass")
     hooks = hooks.join(passes.with_columns(number), on=["layer", "phase"], how="left", maintain_order="left")
-    added = passes.select(
-        "layer", "phase",
-        domain=pl.lit(""), text=pl.format("{} (FSDP {})", "layer", "phase"),
-        module=pl.when(pl.col("layer") == "").then(pl.lit(_ROOT)).otherwise(pl.lit("")),
-        loop=pl.lit(False), layered=pl.lit(True), plain=pl.lit(False), role=pl.lit("annotation"),
-    )  # fmt: skip
+    module = pl.when(pl.col("layer") == "").then(pl.lit(_ROOT)).otherwise(pl.lit(""))
+    others = {"domain": "", "loop": False, "layered": True, "plain": False, "role": "annotation"}
+    added = passes.with_columns(pl.lit(value).alias(name) for name, value in others.items())
+    added = added.with_columns(text=pl.format("{} (FSDP {})", "layer", "phase"), module=module)
     return pl.concat([labels, added], how="diagonal"), hooks.select("label", "side", "pass")
 
 

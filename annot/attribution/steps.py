@@ -43,15 +43,8 @@ def worker_processes(forest: Forest) -> pl.Series:
     return processes.filter(pl.col("fetches") & ~pl.col("trains"))["process_code"]
 
 
-_TABLE: Final[dict[str, type[pl.DataType]]] = {
-    "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
-}  # fmt: skip
-SIZES: Final[dict[str, type[pl.DataType]]] = {
-    "kind": pl.String,
-    "requests": pl.Int64,
-    "tokens": pl.Int64,
-    "context": pl.Int64,
-}
+_TABLE: Final = dict.fromkeys(("process", "step"), pl.Int32) | dict.fromkeys(("start", "end", "batch"), pl.Int64)
+SIZES: Final = {"kind": pl.String} | dict.fromkeys(("requests", "tokens", "context"), pl.Int64)
 """Kind and size of a step of a serving engine; see `annot.labels.foreign.ServingStep`."""
 _SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
@@ -80,7 +73,7 @@ class Steps:
     choice: slice | None = None
     spans: pl.DataFrame | None = None
     kind: str | None = None
-    kinds: pl.DataFrame = field(default_factory=lambda: kinds_of(pl.DataFrame(schema=_TABLE | SIZES)))
+    kinds: pl.DataFrame = field(default_factory=lambda: kinds_of(pl.DataFrame(schema={**_TABLE, **SIZES})))
     missing: str = ""
 
     @property

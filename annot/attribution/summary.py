@@ -158,10 +158,9 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
     number = len(lengths)
     first, third = lengths[number // 4], lengths[3 * number // 4]
     median = (lengths[(number - 1) // 2] + lengths[number // 2]) // 2
-    return {
-        "mean": round(sum(lengths) / number), "median": median, "min": lengths[0], "max": lengths[-1],
-        "iqr": third - first, "warmup": of_main_kind(steps).height - steady.height,
-    }  # fmt: skip
+    extremes = {"min": lengths[0], "max": lengths[-1], "iqr": third - first}
+    warmup = of_main_kind(steps).height - steady.height
+    return {"mean": round(sum(lengths) / number), "median": median, **extremes, "warmup": warmup}
 
 
 def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
