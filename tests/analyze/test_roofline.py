@@ -11,7 +11,15 @@ from tables import Rows
 
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.hardware_counters import default_peaks, measured_work
-from annot.analyze.peaks import Peaks, device_of_counters, device_row, given_peaks, peaks_of_device, unknown_peaks
+from annot.analyze.peaks import (
+    Peaks,
+    device_of_counters,
+    device_row,
+    given_peaks,
+    peaks_of_device,
+    tables,
+    unknown_peaks,
+)
 from annot.analyze.roofline import kernel_roofline, layer_roofline
 from annot.attribution.attribute import attribute
 from annot.profile import METRICS, Profile
@@ -75,6 +83,14 @@ def test_peaks_are_those_of_data_sheets(
     peaks = peaks_of_device(device)
     assert peaks is not None
     assert peaks.of(precision, tensor_cores=tensor) == pytest.approx(data_sheet, rel=0.02)
+
+
+def test_tables_of_devices_are_complete() -> None:
+    """A data sheet has a clock or FLOP/s, each architecture float32, and no device two data sheets."""
+    sheets, per_cycle = tables().sheets, tables().per_cycle
+    assert all((sheet.clock is None) != (sheet.flops is None) for sheet in sheets)
+    assert len({sheet.device.pattern for sheet in sheets}) == len(sheets)
+    assert all(min(rates.values()) > 0 and "f32" in rates for rates in per_cycle.values())
 
 
 def test_what_is_not_published_has_no_peak() -> None:

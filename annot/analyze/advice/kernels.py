@@ -11,7 +11,7 @@ from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE,
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_names import with_classes
-from annot.analyze.peaks import NVIDIA
+from annot.analyze.peaks import rates_of
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.attribution.attribute import known
 from annot.labels.tag import Tag
@@ -224,8 +224,7 @@ def _multiplies_bfloat16(facts: Facts) -> bool:
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
     devices = facts.attribution.meta.get("devices") or ()
-    device_rates = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
-    return all(rates is None or "bf16 tensor" in rates for rates in device_rates)
+    return all(rates is None or "bf16 tensor" in rates for rates in map(rates_of, devices))
 
 
 def outside_matrix_units(facts: Facts) -> pl.Expr | None:
