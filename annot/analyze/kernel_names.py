@@ -150,12 +150,10 @@ def by_class(attribution: Attribution) -> pl.DataFrame:
         kind, library, tensor_cores (null: the names do not show it), names (number of distinct kernel names), calls,
         gpu_ns, layers (number of distinct layers that launch them). The times add up to the total GPU time.
     """
-    attributed = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
-    rows = layer_names(attribution).group_by("kind", "library", "tensor_cores").agg(
-        pl.col("name").n_unique().cast(pl.Int64).alias("names"),
-        pl.col("calls", "gpu_ns").sum(),
-        attributed.n_unique().cast(pl.Int64).alias("layers"),
-    )  # fmt: skip
+    names = pl.col("name").n_unique().cast(pl.Int64).alias("names")
+    layers = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED).n_unique().cast(pl.Int64).alias("layers")
+    groups = layer_names(attribution).group_by("kind", "library", "tensor_cores")
+    rows = groups.agg(names, pl.col("calls", "gpu_ns").sum(), layers)
     return rows.sort("gpu_ns", "kind", "library", "tensor_cores", descending=[True, False, False, True])
 
 

@@ -8,16 +8,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.advice.facts import (
-    LEAST_CHANGE,
-    LEAST_SETTING,
-    LEAST_SHARE,
-    OUTSIDE_RANGES,
-    Advice,
-    Facts,
-    Loader,
-    Rule,
-)
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, OUTSIDE_RANGES, Advice, Facts, Loader
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
@@ -71,8 +62,7 @@ _BY_OPERATION: Final[dict[str, dict[bool | None, _Remedy]]] = {
     "all_gather": {True: _SHARDS, False: _SPLITS},
     "reduce_scatter": {True: _SHARDS, False: _SPLITS},
     "all_to_all": dict.fromkeys((True, False, None), _EXCHANGE),
-    "send": dict.fromkeys((True, False, None), _STAGES),
-    "recv": dict.fromkeys((True, False, None), _STAGES),
+    **dict.fromkeys(("send", "recv"), dict.fromkeys((True, False, None), _STAGES)),
 }
 """Advice and code by the beginning of the operation, and by whether it belongs to a backward pass (None: unknown)."""
 
@@ -159,11 +149,9 @@ def data_loading(facts: Facts) -> Advice | None:
     if share < LEAST_SHARE:
         return None
     late = _late_steps(facts)
-    if late.height:
-        advice, code = _remedy_of_late_batches(facts, late)
-        return Advice("late_batches", advice, _evidence(facts, share), code, share)
-    advice, code = _workers_remedy(facts, share)
-    return Advice("data_loading", advice, _evidence(facts, share), code, share)
+    rule = "late_batches" if late.height else "data_loading"
+    advice, code = _remedy_of_late_batches(facts, late) if late.height else _workers_remedy(facts, share)
+    return Advice(rule, advice, _evidence(facts, share), code, share)
 
 
 def _late_steps(facts: Facts) -> pl.DataFrame:
@@ -193,12 +181,8 @@ def _workers_remedy(facts: Facts, share: float) -> tuple[str, str]:
     loader, needed = facts.loader, _needed(facts, share)
     code = _loader(facts, needed)
     if loader.workers is None:
-        if loader.some:
-            return "Load data in more worker processes, or make loading cheaper.", code
-        return (
-            "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper.",
-            code,
-        )
+        unknown = "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper."
+        return "Load data in more worker processes, or make loading cheaper." if loader.some else unknown, code
     if not loader.workers:
         return "Load data in worker processes, before the step needs it.", code
     if needed > loader.workers:
@@ -412,9 +396,8 @@ def stragglers(facts: Facts) -> Advice | None:
         else f"{name.capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of {len(times)} "
         f"processes for {median / steps:,.1f} ms"
     )
-    in_page = f"annot report {facts.source} -o run.html      # with the timeline of each GPU"
-    by_process = f"annot report {facts.source} --by-process"
-    code = by_process if facts.processes > 1 else in_page
+    options = "--by-process" if facts.processes > 1 else "-o run.html      # with the timeline of each GPU"
+    code = f"annot report {facts.source} {options}"
     return Advice("stragglers", f"Find out why {who}: {why}.", evidence, code, (longest - median) / wall)
 
 
@@ -457,6 +440,4 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives,
-)  # fmt: skip
+RULES: Final = (data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives)
