@@ -31,7 +31,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.column_ops import Numbers
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.layer_tables import NO_OPERATION, by_layer, phases_of_nodes
+from annot.attribution.layer_tables import LAYER_PHASES, NO_OPERATION, by_layer, phases_of_nodes
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels.tag import parse
@@ -77,7 +77,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
     """
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
-    rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
+    rows = rows.filter(pl.col("phase").is_in(LAYER_PHASES) & (pl.col("module") != ""))
     time = "gpu" if on_device else "host"
     rows = rows.with_columns(time_ns=f"{time}_ns", self_ns=f"{time}_self_ns")
     work = layer_work(attribution) if work is None else work
@@ -228,14 +228,13 @@ _SUMMED: Final = ("calls", "time_ns", "self_ns", "kernels", *_IDLE, "flops", "by
 _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", "instructions"))
 
 
-def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
+def by_bottleneck(attribution: Attribution) -> pl.DataFrame:
     """Return the time, roofline bound and hardware counters of each layer.
 
     If steps have different batch sizes, each size has separate rows.
 
     Args:
-        attribution: the profile.
-        peaks: peaks of the device; None: those of `annot.analyze.hardware_counters.default_peaks`.
+        attribution: the profile. Peaks are those of `annot.analyze.hardware_counters.default_peaks`.
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
@@ -245,7 +244,7 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
         the columns of `annot.analyze.hardware_counters.COUNTERS`; batch_steps (number of steps with that batch size,
         null with one size). Null: unknown or not counted.
     """
-    peaks = peaks or default_peaks(attribution)
+    peaks = default_peaks(attribution)
     tables = [
         _rows(run, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
         for size, steps, run in _batch_runs(attribution)
@@ -453,15 +452,15 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
     return rows.select(*_KEYS, "calls", "gpu_self_ns", "host_self_ns", *work, "kernels", "copies")
 
 
-def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
-    """Return the roofline of operators by argument shape, the longest first; `peaks` are those of the device.
+def by_op_roofline(attribution: Attribution) -> pl.DataFrame:
+    """Return the roofline of operators by argument shape, the longest first.
 
     Returns:
         op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
     rows = _timed_operators(attribution)
-    rows = under_roof(rows.with_columns(time_ns=_time_of(rows)), peaks or default_peaks(attribution))
+    rows = under_roof(rows.with_columns(time_ns=_time_of(rows)), default_peaks(attribution))
     share = (pl.col("time_ns") / pl.col("time_ns").sum()).fill_nan(None).alias("time_share")
     rates = ("flops", "bytes", "intensity", "flops_per_s", "bytes_per_s")
     return rows.select(*_KEYS, "calls", "time_ns", share, *rates, *_ROOF)

@@ -46,7 +46,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import EPOCH
-from annot.attribution.layer_tables import by_layer
+from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY
 from annot.attribution.summary import step_spans, summarize
 from annot.labels.foreign import BATCH, DATA
@@ -220,13 +220,10 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
     return {name: ns / max(steps.height, 1) for name, ns in sums.iter_rows()}
 
 
-_LAYER_PHASES: Final = ("forward", "backward", "recompute")
-
-
 def _layers_in(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of layers; operations and other named ranges if the profile does not contain layers."""
     named = (pl.col("layer") != "") | (pl.col("module") != "")
-    layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
+    layers = rows.filter(named & pl.col("phase").is_in(LAYER_PHASES))
     if layers.height:
         return layers
     return rows.filter((pl.col("layer") != "") & ~pl.col("layer").is_in([EPOCH, BATCH, DATA, UNATTRIBUTED]))

@@ -10,6 +10,7 @@ import polars as pl
 from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_ON_CPU, LEAST_SETTING, LEAST_SHARE, Advice, Facts
 from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
 from annot.analyze.work.layer_work import by_layer_with_work
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import parse
 
 _SHORT_NS: Final = 30_000
@@ -17,7 +18,6 @@ _SHORT_NS: Final = 30_000
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
 """Optimizers with a fused step on CPUs, and the smallest measured ratio of its time to theirs: 0.1 to 0.2 for Adam and
 AdamW, 0.3 (small parameters) to 0.9 for SGD (PyTorch 2.13, 2 cores)."""
-_LAYERS: Final = ("forward", "backward", "recompute")
 
 
 def threads(facts: Facts) -> Advice | None:
@@ -60,7 +60,9 @@ def small_layers(facts: Facts) -> Advice | None:
     20 % of the step time.
     """
     named = (pl.col("layer") != "") | (pl.col("module") != "")
-    rows = facts.layers.filter(named & pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
+    rows = facts.layers.filter(
+        named & pl.col("phase").is_in(LAYER_PHASES), pl.col("calls") > 0, pl.col("host_self_ns") > 0
+    )
     short = rows.filter(pl.col("host_self_ns") < _SHORT_NS * pl.col("calls"))
     whole, ns = (int(table["host_self_ns"].sum()) for table in (rows, short))
     share = _computing(facts) * ns / whole if whole else 0.0

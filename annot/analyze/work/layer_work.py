@@ -25,19 +25,18 @@ from annot.analyze.work.formulas import cost, expected
 from annot.analyze.work.operators import Calls, operator_calls
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
-from annot.attribution.layer_tables import by_layer
+from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
 from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
-_PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
 _WORK_COLUMNS: Final = dict.fromkeys(("flops", "bytes_read", "bytes_written", "params"), pl.Int64)
 """Columns that `layer_work` adds to a layer."""
 
-_IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+_IS_LAYER: Final = (pl.col("phase").is_in(LAYER_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
 """Whether a row of `annot.attribution.by_layer` is a layer or an optimizer step."""
 
 _MOST: Final = 2**63 - 1
@@ -105,7 +104,7 @@ def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
     tags: dict[Key, list[Tag]] = {}
     for text, _ in _texts(attribution):
         tag = parse(text)
-        if tag is not None and tag.phase in _PHASES:
+        if tag is not None and tag.phase in LAYER_PHASES:
             tags.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
     return tags
 
@@ -123,7 +122,7 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
     for key, works in operator_calls(attribution).items():
-        if key[2] in _PHASES and (key not in sums or _is_void(sums[key])):
+        if key[2] in LAYER_PHASES and (key not in sums or _is_void(sums[key])):
             sums[key] = works
     return sums
 
@@ -132,7 +131,7 @@ def _is_layer(tag: Tag) -> bool:
     """Return whether a range belongs to a row for which `_IS_LAYER` is true."""
     if tag.phase == "optimizer":
         return bool(tag.module and not tag.layer)
-    return tag.phase in _PHASES and bool(tag.layer or tag.module)
+    return tag.phase in LAYER_PHASES and bool(tag.layer or tag.module)
 
 
 def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:

@@ -116,15 +116,6 @@ def _normalised(call: Call, *, name: str) -> Cost:
     return LAYERS[name](replace(call, name=name, arguments=arguments))
 
 
-def _batch_norm_backward(call: Call, *, inputs: slice) -> Work:
-    return _normalised(replace(call, tensors=call.tensors[inputs]), name="BatchNorm2d").backward()
-
-
-def _layer_norm_backward(call: Call) -> Work:
-    """Count the backward of a layer norm; older releases name the tensors in another order, with the same shapes."""
-    return _normalised(replace(call, tensors=call.tensors[1:]), name="LayerNorm").backward()
-
-
 def _pool(call: Call, *, average: bool) -> Cost:
     """Count a pooling. Without a stride, windows do not overlap."""
     name = f"{'Avg' if average else 'Max'}Pool{_dimensions(call)}d"
@@ -244,10 +235,6 @@ def _loss(call: Call, *, name: str) -> Cost:
     return LAYERS[name](replace(call, name=name, tensors=call.tensors[:2], arguments=arguments))
 
 
-def _loss_backward(call: Call) -> Work:
-    return _loss(replace(call, tensors=call.tensors[1:]), name="MSELoss").backward()
-
-
 _OPERATORS: Final[Mapping[str, _Count]] = {
     **{name: _forward(OPERATIONS[name]) for name in NAMES.names["operators"]},
     **{f"{name}_": _forward(OPERATIONS[name]) for name in NAMES.names["in_place"]},
@@ -259,11 +246,12 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
     **dict.fromkeys(NAMES.names["attention"], _forward(_attention)),
     **{f"{name}_backward": _gradient(_attention) for name in NAMES.names["attention"] if name.startswith("_")},
     "batch_norm": _forward(partial(_normalised, name="BatchNorm2d")),
-    "native_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1, None)),
-    "cudnn_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
-    "miopen_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
+    "native_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d")),
+    "cudnn_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d"), slice(1)),
+    "miopen_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d"), slice(1)),
     "layer_norm": _forward(partial(_normalised, name="LayerNorm"), "over"),
-    "native_layer_norm_backward": _layer_norm_backward,
+    # Older releases name the tensors in another order, with the same shapes.
+    "native_layer_norm_backward": _gradient(partial(_normalised, name="LayerNorm")),
     "group_norm": _forward(partial(_normalised, name="GroupNorm")),
     "rms_norm": _forward(partial(_normalised, name="RMSNorm"), "over"),
     "embedding": _forward(_embedding),
@@ -280,7 +268,7 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
     "_log_softmax_backward_data": _gradient(_layer("LogSoftmax")),
     "native_dropout_backward": _gradient(_layer("Dropout"), slice(1)),
     "mse_loss": _forward(partial(_loss, name="MSELoss")),
-    "mse_loss_backward": _loss_backward,
+    "mse_loss_backward": _gradient(partial(_loss, name="MSELoss")),
     "cross_entropy_loss": _forward(partial(_loss, name="CrossEntropyLoss")),
 }
 
