@@ -53,6 +53,7 @@ class _Patterns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_units: re.Pattern[str]
     rules: list[_Rule]
     libraries: dict[str, re.Pattern[str]]
+    words: dict[str, str]
 
 
 @functools.cache

@@ -224,6 +224,11 @@ def test_every_kind_is_known_by_a_name() -> None:
     assert {kind for _, kind, _, _ in NAMES} == _kinds()
 
 
+def test_kinds_have_words() -> None:
+    """Sentences name each kind but collectives, which are a part of the step of their own, and unknown kernels."""
+    assert patterns().words.keys() | {"collective", "other"} == _kinds()
+
+
 def test_names_keep_their_type() -> None:
     """Categories stay categories, which take much less memory than texts, and have the classes of their texts."""
     texts = pl.DataFrame({"name": ["ampere_sgemm", None, "(memset)", "ampere_sgemm"]})

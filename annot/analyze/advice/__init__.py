@@ -6,15 +6,12 @@ The code of a rule is for PyTorch. For Keras, and for CUDA without a framework, 
 from __future__ import annotations
 
 from dataclasses import astuple, replace
-from functools import cache
-from pathlib import Path
 from typing import Final
 
-import msgspec
 import polars as pl
 
 from annot.analyze.advice import cpu, kernels, loop, operators
-from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.facts import Advice, Facts, Rule, Text, texts
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
 from annot.analyze.run_summary import excess_of_long_steps
 from annot.attribution.attribute import Attribution
@@ -136,21 +133,9 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-class _Translation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    code: str
-    advice: str | None = None
-
-
-@cache
-def _translations() -> dict[str, dict[str, _Translation]]:
-    """The contents of ``translations.toml``, by framework and rule."""
-    file = Path(__file__).parent / "translations.toml"
-    return msgspec.toml.decode(file.read_bytes(), type=dict[str, dict[str, _Translation]])
-
-
 def _in_cuda(advice: Advice) -> Advice | None:
     """Return the advice with CUDA calls; None: it is about PyTorch."""
-    translation = _translations()["cuda"].get(advice.rule)
+    translation = texts().cuda.get(advice.rule)
     if translation is None:
         return advice if advice.code.startswith(("annot ", "nsys ")) else None
     code = advice.code if advice.code.startswith("nsys ") else translation.code
@@ -162,7 +147,7 @@ def _in_keras(advice: Advice) -> Advice | None:
     # TensorFlow benchmarks the algorithms of cuDNN by default; operations of Keras layers need another recording.
     if advice.rule in ("cudnn_benchmark", "own_code"):
         return None
-    translation = _translations()["keras"].get(advice.rule, _Translation(advice.code))
+    translation = texts().keras.get(advice.rule, Text(advice.code))
     code = translation.code
     if advice.rule == "mixed_precision":
         code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'

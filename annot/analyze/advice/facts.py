@@ -10,10 +10,11 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import polars as pl
 
 from annot.analyze.advice.operator_causes import Operator
@@ -172,6 +173,27 @@ class Advice:
     code: str
     saves: float
     layers: list[str] = field(default_factory=list)
+
+
+class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Code and a sentence of an advice; empty: another text stays."""
+
+    code: str
+    advice: str = ""
+
+
+class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``texts.toml``, which explains them."""
+
+    keras: dict[str, Text]
+    cuda: dict[str, Text]
+    collectives: dict[str, dict[str, Text]]
+
+
+@cache
+def texts() -> _Texts:
+    """Return texts that depend on the framework or the collective."""
+    return msgspec.toml.decode((Path(__file__).parent / "texts.toml").read_bytes(), type=_Texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, TypeAlias
+from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, OUTSIDE_RANGES, Advice, Facts, Loader
+from annot.analyze.advice.facts import (
+    LEAST_CHANGE,
+    LEAST_SETTING,
+    LEAST_SHARE,
+    OUTSIDE_RANGES,
+    Advice,
+    Facts,
+    Loader,
+    Text,
+    texts,
+)
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
@@ -20,51 +30,7 @@ _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
 _MOST_NAMED: Final = 3
 
-_RANK: Final = "Find the rank that the others wait for"
-_GRADIENTS: Final = (
-    f"{_RANK}, and overlap the all-reduce of gradients with the backward pass.",
-    "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)\n"
-    "with model.no_sync():      # accumulate the gradients of several batches",
-)
-_TENSORS: Final = (
-    f"{_RANK}, and all-reduce less: split layers among fewer ranks, or replicate small layers.",
-    "dist.all_reduce(x, async_op=True)      # and wait where the result is used",
-)
-_SHARDS: Final = (
-    f"{_RANK}, and gather the parameters of the next layer while this layer computes.",
-    "FullyShardedDataParallel(model, forward_prefetch=True)\n"
-    "fully_shard(model, reshard_after_forward=False)      # if the parameters fit: backward gathers nothing",
-)
-_SPLITS: Final = (
-    f"{_RANK}, and gather less: replicate small layers, or split layers among fewer ranks.",
-    "dist.all_gather_into_tensor(out, x, async_op=True)      # and wait where the result is used",
-)
-_EXCHANGE: Final = (
-    "Give all ranks the same amount to exchange, and compute something else during the all-to-all.",
-    "work = dist.all_to_all_single(received, sent, async_op=True)\n"
-    "...      # what does not need the result, such as the dense layers\n"
-    "work.wait()",
-)
-_BUFFERS: Final = (
-    f"{_RANK}, and broadcast less: DistributedDataParallel sends all buffers before each forward.",
-    "DistributedDataParallel(model, broadcast_buffers=False)      # if ranks may differ in their buffers",
-)
-_STAGES: Final = (
-    "Find the late rank, and let transfers overlap with compute: NCCL runs pipeline stages and all-to-all as "
-    "send and receive.",
-    "Schedule1F1B(stage, n_microbatches=16)      # more micro-batches: stages wait less for each other",
-)
-_ANY: Final = (f"{_RANK}, and communicate less often.", "")
-
-_Remedy: TypeAlias = tuple[str, str]
-_BY_OPERATION: Final[dict[str, dict[bool | None, _Remedy]]] = {
-    "all_reduce": {True: _GRADIENTS, False: _TENSORS},
-    "all_gather": {True: _SHARDS, False: _SPLITS},
-    "reduce_scatter": {True: _SHARDS, False: _SPLITS},
-    "all_to_all": dict.fromkeys((True, False, None), _EXCHANGE),
-    **dict.fromkeys(("send", "recv"), dict.fromkeys((True, False, None), _STAGES)),
-}
-"""Advice and code by the beginning of the operation, and by whether it belongs to a backward pass (None: unknown)."""
+_ANY: Final = Text("", "Find the rank that the others wait for, and communicate less often.")
 
 
 def collectives(facts: Facts) -> Advice | None:
@@ -81,7 +47,7 @@ def collectives(facts: Facts) -> Advice | None:
     calls = collectives_of(facts.attribution)
     times = _exposed(calls, facts.wall_ns)
     longest = next(iter(times), UNNAMED)
-    advice, code = _overlap_remedy(facts, calls, longest)
+    remedy = _overlap_remedy(facts, calls, longest)
     named = [f"{ratio:.0%} {name}" for name, ratio in times.items() if ratio >= _LEAST_NAMED and name != UNNAMED]
     several = f"collectives ({', '.join(named[:_MOST_NAMED])})" if len(named) > 1 else ""
     operations = several or ("collectives" if longest == UNNAMED else longest)
@@ -92,9 +58,9 @@ def collectives(facts: Facts) -> Advice | None:
     )
     return Advice(
         "collectives",
-        advice,
+        remedy.advice,
         f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name} {spent}",
-        "\n".join(filter(None, (f"{facts.ranks_command} --columns communication      # which rank is late", code))),
+        f"{facts.ranks_command} --columns communication      # which rank is late\n{remedy.code}".rstrip(),
         share,
     )
 
@@ -107,16 +73,15 @@ def _exposed(calls: Collectives, wall: int) -> dict[str, float]:
     return {operation: ns / wall for operation, ns in sums.iter_rows() if ns}
 
 
-def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> _Remedy:
+def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> Text:
     """Return the advice and the code for the operation that takes the most exposed time."""
+    if operation.startswith("broadcast") and not facts.has_backward:
+        return _ANY
     rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
     in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
-    if operation.startswith("broadcast"):  # a training run sends buffers in its forward pass
-        return _BUFFERS if facts.has_backward and in_forward else _ANY
-    of_backward = None if facts.has_backward is None else facts.has_backward and not in_forward
-    remedies = _BY_OPERATION.items()
-    of_operation = next((ways for name, ways in remedies if operation.startswith(name)), dict[bool | None, _Remedy]())
-    return of_operation.get(of_backward, _ANY)
+    direction = "backward" if facts.has_backward and not in_forward else "forward"
+    remedies = next((ways for name, ways in texts().collectives.items() if operation.startswith(name)), {})
+    return remedies.get("any" if facts.has_backward is None or "any" in remedies else direction, _ANY)
 
 
 def _library(facts: Facts, calls: Collectives) -> str:
