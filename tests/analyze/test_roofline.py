@@ -378,6 +378,28 @@ def test_kernels_on_tensor_cores_have_their_roof() -> None:
     assert row["roof_share"] == pytest.approx(4e9 / 8e9)
 
 
+@pytest.mark.parametrize(
+    ("counter", "flops", "moved"),
+    [
+        ("smsp__sass_thread_inst_executed_op_hadd_pred_on.sum", 20, 100),
+        ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum", 40, 100),
+        ("smsp__sass_thread_inst_executed_op_fmul_pred_on.sum", 10, 100),
+        ("smsp__sass_thread_inst_executed_op_dfma_pred_on.sum", 20, 100),
+        ("sm__ops_path_tensor_src_fp4_fp6_fp8_dst_fp32.sum", 10, 100),
+        ("flop_count_hp", 10, 100),
+        ("dram__sectors_read.sum", 0, 10 * 32),
+        ("dram_read_transactions.sum", 0, 10 * 32),
+        ("dram_read_bytes", 0, 10),
+    ],
+)
+def test_counters_have_their_units(counter: str, flops: int, moved: int) -> None:
+    """An instruction on two halves counts twice, a multiply-add is two operations, and a sector has 32 bytes."""
+    others = [("dram__bytes.sum", 100.0, "byte"), ("flop_count_sp", 1.0, ""), ("dram_write_bytes", 0.0, "byte")]
+    profile = Rows().range("a Linear [8,8]f32 |fwd", 0, 9).kernel(1, (0, 2000), name="gemm").build()
+    work = measured_work(attribute(_counted(profile, [(counter, 10.0, ""), *others])))
+    assert work.select("flops", "bytes").rows() == [(flops + 1, moved)]
+
+
 def _counted(profile: Profile, counters: list[tuple[str, float, str]]) -> Profile:
     rows = [{"kernel": 0, "name": name, "value": value, "unit": unit} for name, value, unit in counters]
     tables = {name: getattr(profile, name) for name in ("ranges", "launches", "kernels")}
