@@ -54,14 +54,11 @@ UNNAMED: Final = "collective"
 _KERNEL: Final = (
     r"(?i)(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|gather|scatter|send|recv)"
 )
-_NAMES: Final = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-}  # fmt: skip
-_MESSAGE: Final = {
-    "operation": pl.String, "group": pl.String, "ranks": pl.Int64, "bytes": pl.Int64, "factor": pl.Float64,
-}  # fmt: skip
 _SPREAD: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+_IN_WORDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_NAMES: Final = {name.replace("_", ""): name for name in _IN_WORDS}
+_NUMBERS: Final = {"ranks": pl.Int64, "bytes": pl.Int64, "factor": pl.Float64}
+_MESSAGE: Final = {"operation": pl.String, "group": pl.String, **_NUMBERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +168,11 @@ _REASONS: Final = {NONE: NOBODY, NONE - 1: _ELSEWHERE}
 """Nodes without a layer, and their module."""
 
 _COLLECTIVES: Final = {
-    **dict.fromkeys(("process", "device", "start", "end", "calls", "wall_ns"), pl.Int64), "range": pl.Int32,
-    **dict.fromkeys((*KEY, "operation", "group"), pl.String), "ranks": pl.Int64, "bytes": pl.Int64,
-    "factor": pl.Float64,
-}  # fmt: skip
+    **dict.fromkeys(("process", "device", "start", "end", "calls", "wall_ns"), pl.Int64),
+    "range": pl.Int32,
+    **dict.fromkeys(KEY, pl.String),
+    **_MESSAGE,
+}
 _EXPOSED: Final = {"row": pl.Int64, "ns": pl.Int64, **dict.fromkeys(KEY, pl.String)}
 
 
@@ -263,7 +261,7 @@ def _exposed(own: pl.DataFrame, free: pl.DataFrame, compute: pl.DataFrame) -> pl
     """The exposed time of each collective: row, ns, node of the compute kernel that ends it."""
     pieces = own.select("begin", "until", row=pl.int_range(pl.len())).filter(pl.col("until") > pl.col("begin"))
     spans = without(free, without(free, merged(own)))
-    gaps = cut(spans, pieces["begin"]).join_asof(pieces, left_on="start", right_on="begin", strategy="backward")
+    gaps = cut(spans, pieces["begin"]).join_asof(pieces, left_on="start", right_on="begin")
     following = compute.select("node", since="start").unique("since", keep="first", maintain_order=True)
     gaps = gaps.join_asof(following, left_on="end", right_on="since", strategy="forward")
     length = (pl.col("end") - pl.col("start")).sum().alias("ns")
@@ -326,12 +324,6 @@ def _name_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_ROWS: Final = {
-    "operations": pl.String, "calls": pl.Int64, "time_ns": pl.Int64, "exposed_ns": pl.Int64, "hidden_ns": pl.Int64,
-    "wait_ns": pl.Int64, "waits_for": pl.String, "bytes": pl.Int64, "bus_bytes_per_s": pl.Float64,
-}  # fmt: skip
-
-
 def by_communication(attribution: Attribution) -> pl.DataFrame:
     """Return the collectives that each layer launches, and the exposed communication that it waits for.
 
@@ -359,12 +351,9 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
     rows = rows.join(shown, on="row", how="left").with_columns(pl.col("exposed_ns").fill_null(0))
     waits = collectives.exposed.join(rows.select("row", "operation"), on="row")
     waited = waits.group_by(KEY).agg(wait_ns=pl.col("ns").sum())
-    tables = (
-        rows.group_by(KEY).agg(
-            pl.col("calls").sum(), time_ns=pl.col("wall_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
-        ),
-        _named(rows.with_columns(ns=pl.col("wall_ns")), "operations"), waited, _named(waits, "waits_for"), _sizes(rows),
-    )  # fmt: skip
+    times = rows.group_by(KEY).agg(pl.col("calls", "exposed_ns").sum(), time_ns=pl.col("wall_ns").sum())
+    named = _named(rows.with_columns(ns="wall_ns"), "operations")
+    tables = (times, named, waited, _named(waits, "waits_for"), _sizes(rows))
     table = by_layer(attribution).select(KEY).with_row_index("order")
     keys = pl.concat([sums.select(KEY) for sums in tables]).unique()
     table = keys.join(table, on=KEY, how="left").sort("order", *KEY, nulls_last=True)
@@ -372,7 +361,8 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
         table = table.join(sums, on=KEY, how="left", maintain_order="left")
     zeros = pl.col("calls", "time_ns", "exposed_ns", "wait_ns").fill_null(0)
     table = table.with_columns(zeros).with_columns(hidden_ns=pl.col("time_ns") - pl.col("exposed_ns"))
-    return typed(table, {**dict.fromkeys(KEY, pl.String), **_ROWS})
+    of_time = ("calls", "time_ns", "exposed_ns", "hidden_ns", "wait_ns", "waits_for")
+    return table.select(*KEY, "operations", *of_time, "bytes", "bus_bytes_per_s")
 
 
 def _named(rows: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -401,6 +391,7 @@ _TRANSFER: Final = r"(?i)send|recv|^Collective wait \|"
 _KINDS: Final = {"I": "B", "W": "B", "Forward": "F", "Backward": "B"}
 _PHASES: Final = {"F": "forward", "B": "backward"}
 _TIMES: Final = ("busy_ns", "bubble_ns", "transfer_ns")
+_ACTION_KEYS: Final = ("process", "action", "phase", "stage", "microbatch")
 _PART: Final = {"row": pl.Int64, "pass": pl.Int64, "transfer": pl.Boolean, "start": pl.Int64, "end": pl.Int64}
 
 
@@ -434,16 +425,14 @@ def by_stage(attribution: Attribution) -> pl.DataFrame:
     sums = pl.concat(times, how="diagonal").group_by("row").agg(pl.col(_TIMES).sum())
     rows = (
         actions.join(sums, on="row", how="left", maintain_order="left")
-        .group_by("process", "action", "phase", "stage", "microbatch", maintain_order=True)
+        .group_by(_ACTION_KEYS, maintain_order=True)
         .agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))
     )
     rows = rows.with_columns(time_ns=pl.col("busy_ns") + pl.col("bubble_ns"))
     whole = pl.col("time_ns").sum().over("process")
     share = pl.when(whole > 0).then(pl.col("bubble_ns") / whole).alias("bubble_share")
-    return rows.sort("process", "stage", maintain_order=True).select(
-        "process", "action", "phase", "stage", "microbatch", "calls", "time_ns", "busy_ns", "bubble_ns", share,
-        "transfer_ns",
-    )  # fmt: skip
+    rows = rows.sort("process", "stage", maintain_order=True)
+    return rows.select(*_ACTION_KEYS, "calls", "time_ns", "busy_ns", "bubble_ns", share, "transfer_ns")
 
 
 def _actions(attribution: Attribution) -> pl.DataFrame:
@@ -470,9 +459,12 @@ def _named_actions(texts: pl.Series) -> pl.DataFrame:
     both, overlaps, other = pl.col("text").str.extract(r"\((.*)\)"), group[5].is_not_null(), pl.lit("other")
     phase = kind.replace_strict(_PHASES, default=other, return_dtype=pl.String)
     return texts.to_frame("text").select(
-        stage=group[0].cast(pl.Int64), microbatch=group[4].cast(pl.Int64), transfer=group[1].is_not_null(),
-        action=pl.when(overlaps).then(both).otherwise(name), phase=pl.when(overlaps).then(other).otherwise(phase),
-    )  # fmt: skip
+        stage=group[0].cast(pl.Int64),
+        microbatch=group[4].cast(pl.Int64),
+        transfer=group[1].is_not_null(),
+        action=pl.when(overlaps).then(both).otherwise(name),
+        phase=pl.when(overlaps).then(other).otherwise(phase),
+    )
 
 
 def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
@@ -488,9 +480,8 @@ def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame
         launched = calls.start.gather(calls.rows(block["process"], block["correlation"])).alias("launched")
         rows = rows.with_columns(launched).drop_nulls().sort("launched", maintain_order=True)
         running = actions.select("row", "pass", "transfer", "process", since="start", until="end")
-        placed = rows.join_asof(
-            running, left_on="launched", right_on="since", by="process", strategy="backward", check_sortedness=False
-        ).filter(pl.col("launched") < pl.col("until"))
+        placed = rows.join_asof(running, left_on="launched", right_on="since", by="process", check_sortedness=False)
+        placed = placed.filter(pl.col("launched") < pl.col("until"))
         tables.append(placed.with_columns(pl.col("transfer") | pl.col("sends")).select(list(_PART)))
     return pl.concat(tables)
 
@@ -505,10 +496,10 @@ def _host_actions(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFra
     sends = forest.labels.select(COLLECTIVE & pl.col("text").str.contains(_TRANSFER)).to_series()
     ranges = forest.every_range()
     ranges = ranges.filter(sends.gather(ranges["label"])).select("thread", "end", began="start").sort("end")
+    running = actions.select("row", "pass", "thread", "start", until="end")
     inside = ranges.join_asof(
-        actions.select("row", "pass", "thread", "start", until="end"), left_on="end", right_on="start", by="thread",
-        strategy="backward", allow_exact_matches=False, check_sortedness=False,
-    ).filter(pl.col("end") <= pl.col("until"))  # fmt: skip
+        running, left_on="end", right_on="start", by="thread", allow_exact_matches=False, check_sortedness=False
+    ).filter(pl.col("end") <= pl.col("until"))
     waits = inside.with_columns(pl.max_horizontal("start", "began").alias("start"), transfer=pl.lit(True))
     return pl.concat([actions.select(list(_PART)), waits.select(list(_PART))])
 
@@ -555,10 +546,13 @@ def by_expert(attribution: Attribution) -> pl.DataFrame:
     rows = rows.drop_nulls("group").group_by("group", "phase", "number", maintain_order=True).agg(sums)
     time = pl.col("gpu_ns" if (rows["gpu_ns"] > 0).any() else "host_ns")
     table = rows.group_by(pl.col("group").alias("path"), "phase", maintain_order=True).agg(
-        sums, experts=pl.len().cast(pl.Int64), mean_ns=time.sum() // pl.len(), busiest_ns=time.max(),
+        sums,
+        experts=pl.len().cast(pl.Int64),
+        mean_ns=time.sum() // pl.len(),
+        busiest_ns=time.max(),
         busiest=pl.col("number").filter(time == time.max()).min(),
         imbalance=pl.when(time.sum() > 0).then(time.max() * pl.len() / time.sum()),
-    )  # fmt: skip
+    )
     return table.select(
         "path", "phase", "experts", "calls", "gpu_ns", "host_ns", "mean_ns", "busiest_ns", "busiest", "imbalance"
     )

@@ -281,8 +281,10 @@ def _notes(a: Attribution, b: Attribution) -> Iterable[str]:
 
 
 _SHARED: Final = 0.5
-"""Fraction of the time by layer that profiles of one program share at least; by kernel where they have no layers."""
-"""Fraction of the time by kernel that they share at least. Kernels depend on the sizes of the inputs."""
+"""Fraction of the time by layer that profiles of one program share at least; by kernel where they have no layers.
+
+Beside layers, `_LEAST` of the time by kernel is enough: kernels depend on the sizes of the inputs.
+"""
 _LONGEST: Final = 60
 _MOST: Final = 1000
 """Number of names with the longest times that are compared."""
@@ -322,9 +324,14 @@ def program_of(attribution: Attribution) -> Program:
     most = 2 * layers["ns"].sum() > rows["ns"].sum()
     kernels = attribution.names.select(name=pl.col("name").cast(pl.String), ns="gpu_ns")
     return Program(
-        profiler=_profiler_of(attribution), rank=meta.get("rank"), world_size=meta.get("world_size"), on_gpu=on_gpu,
-        devices=", ".join(device_names(attribution)), layers=_times(layers) if most else {}, kernels=_times(kernels),
-    )  # fmt: skip
+        profiler=_profiler_of(attribution),
+        rank=meta.get("rank"),
+        world_size=meta.get("world_size"),
+        on_gpu=on_gpu,
+        devices=", ".join(device_names(attribution)),
+        layers=_times(layers) if most else {},
+        kernels=_times(kernels),
+    )
 
 
 def difference(a: Program, b: Program) -> str:

@@ -158,9 +158,6 @@ SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
 Folds: TypeAlias = Mapping[tuple[str, str], str]
 """The path that repeated layers share, such as ``layers.*``, by layer and module."""
 _Kernels: TypeAlias = Mapping[Key, set[str]]
-_KEYS: Final[dict[Subject, tuple[str, ...]]] = {
-    "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "kind": ("kind",), "kernel": ("name",),
-}  # fmt: skip
 _OF_NAMES: Final = ("kind", "kernel")
 """Groupings of kernels rather than layers."""
 _QUANTILE: Final = 0.975  # two-sided interval of 95 %
@@ -243,26 +240,21 @@ def compare(
     if whole is None:
         raise ValueError("neither profile contains times to compare")
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
-    keys = list(_KEYS[by])
     nesting, folded = None, None
     if by == "layer":
         rows, nesting = _layers(sides, longer, ({}, {}))
         folded = None if folds is None else _add_numbers(_layers(sides, longer, folds)[0], folds)
     else:
         of_a, of_b = (side.means(by) for side in sides)
-        rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
-    step_time = _single(*map(_step_time, (a, b))) if per_step else None
-    steps = (sides[0].count, sides[1].count) if per_step else None
-    devices = ", ".join(device_names(a)), ", ".join(device_names(b))
-    time = "gpu_ns" if device else "host_ns"
+        rows = _compared(of_a, of_b, longer)
     return Comparison(
         by=by,
         rows=rows,
         whole=whole,
-        time=time,
-        steps=steps,
-        step_time=step_time,
-        devices=devices,
+        time="gpu_ns" if device else "host_ns",
+        steps=(sides[0].count, sides[1].count) if per_step else None,
+        step_time=_single(*map(_step_time, (a, b))) if per_step else None,
+        devices=(", ".join(device_names(a)), ", ".join(device_names(b))),
         comparability=comparability(a, b),
         nesting=nesting,
         folded=folded,
@@ -272,7 +264,7 @@ def compare(
 def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -> tuple[pl.DataFrame, Nesting]:
     """The rows of layers, repeated layers as one row, and their nesting."""
     of_a, of_b = _match_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
-    rows = _compared(of_a, of_b, list(KEY), longer).select(*KEY, *_NUMBERS)
+    rows = _compared(of_a, of_b, longer)
     places, fused = [], set[int]()
     apart = fused_layers(*(side.layers() for side in sides))
     for side, of, row_of, elsewhere in zip(sides, folds, _rows_of_layers(rows), apart, strict=True):
@@ -335,8 +327,7 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     new, gone = pl.col("a_ns").is_null() & ~apart, pl.col("b_ns").is_null() & ~apart
     sums = comparison.rows.select(pl.col("b_ns").filter(new).sum(), pl.col("a_ns").filter(gone).sum()).row(0)
     worse = (slower & ~apart & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
-    numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
-    least = least_share * max(numbers)
+    least = least_share * max(comparison.whole[side] or 0 for side in ("a_ns", "b_ns"))
     regressed = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
     if comparison.nesting is None:
         return comparison.rows[regressed]
@@ -346,9 +337,7 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     return comparison.rows[sorted(kept)]
 
 
-_NUMBERS: Final = (
-    "a_ns", "b_ns", "difference_ns", "speedup", "speedup_low", "speedup_high", "share", "only_in",
-)  # fmt: skip
+_NUMBERS: Final = ("a_ns", "b_ns", "difference_ns", "speedup", "speedup_low", "speedup_high", "share", "only_in")
 
 
 _MATTERS: Final = 0.001
@@ -508,8 +497,8 @@ def _step_time(attribution: Attribution) -> pl.DataFrame:
 
 def _single(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
     """Compare two tables of at most one row; None: both are empty."""
-    rows = _compared(a, b, ["all"], 1.0).select(_NUMBERS)
-    return rows.row(0, named=True) if rows.height else None
+    rows = _compared(a, b, 1.0)
+    return rows.select(_NUMBERS).row(0, named=True) if rows.height else None
 
 
 def _match_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -530,14 +519,17 @@ def _match_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, 
     return sides[0], sides[1]
 
 
-def _compared(of_a: pl.DataFrame, of_b: pl.DataFrame, keys: list[str], longer: float) -> pl.DataFrame:
-    """The rows of both runs side by side with difference and speedup, the largest slowdown first."""
-    a, b = pl.col("mean_ns"), pl.col("mean_ns_b")
-    rows = of_a.join(of_b, on=keys, how="full", coalesce=True, suffix="_b").with_columns(
-        a.alias("a_ns"), b.alias("b_ns"), (b.fill_null(0) - a.fill_null(0)).alias("difference_ns"),
-        (a / b).alias("speedup"), (pl.max_horizontal(a, b) / (longer or 1)).alias("share"),
-        pl.when(b.is_null()).then(pl.lit("a")).when(a.is_null()).then(pl.lit("b")).alias("only_in"),
-    )  # fmt: skip
+def _compared(of_a: pl.DataFrame, of_b: pl.DataFrame, longer: float) -> pl.DataFrame:
+    """The rows of both runs (`_Side.means`) side by side with `_NUMBERS`, the largest slowdown first."""
+    *keys, _, _, _ = of_a.columns
+    rows = of_a.join(of_b, on=keys, how="full", coalesce=True, suffix="_b")
+    rows, a, b = rows.rename({"mean_ns": "a_ns", "mean_ns_b": "b_ns"}), pl.col("a_ns"), pl.col("b_ns")
+    rows = rows.with_columns(
+        difference_ns=b.fill_null(0) - a.fill_null(0),
+        speedup=a / b,
+        share=pl.max_horizontal(a, b) / (longer or 1),
+        only_in=pl.when(b.is_null()).then(pl.lit("a")).when(a.is_null()).then(pl.lit("b")),
+    )
     columns = ("variance", "variance_b", "freedom", "freedom_b")
     factor = [_factor(*row) for row in rows.select(columns).iter_rows()]
     rows = rows.with_columns(pl.Series("factor", factor, pl.Float64))
@@ -545,7 +537,8 @@ def _compared(of_a: pl.DataFrame, of_b: pl.DataFrame, keys: list[str], longer: f
         speedup_low=pl.col("speedup") / pl.col("factor"), speedup_high=pl.col("speedup") * pl.col("factor")
     )
     losses = [pl.col("difference_ns"), pl.max_horizontal("a_ns", "b_ns")]
-    return rows.sort(*losses, *keys, descending=[True, True, *(False for _ in keys)])
+    rows = rows.sort(*losses, *keys, descending=[True, True, *(False for _ in keys)])
+    return rows.select(*keys, *_NUMBERS)
 
 
 def _factor(a: float | None, b: float | None, freedom_a: int | None, freedom_b: int | None) -> float | None:

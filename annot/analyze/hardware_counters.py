@@ -33,68 +33,42 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.nesting import KEY
 
 _SECTOR: Final = 32
+_SECTORS: Final = ("sectors", "transactions")
+"""Words in the names of counters of sectors. Other counters of memory count bytes."""
 
-# The first metric that a kernel has wins.
-_SUMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
-    "instructions": (
-        ("smsp__inst_executed.sum", 1), ("sm__inst_executed.sum", 1), ("Executed Instructions", 1),
-        ("inst_executed.sum", 1), ("inst_executed", 1),
-    ),
-    "load_store": (
-        ("smsp__inst_executed_pipe_lsu.sum", 1), ("sm__inst_executed_pipe_lsu.sum", 1), ("ldst_executed.sum", 1),
-        ("ldst_executed", 1),
-    ),
-    "l2_read_bytes": (
-        ("lts__t_sectors_op_read.sum", _SECTOR), ("l2_read_transactions.sum", _SECTOR),
-        ("l2_read_transactions", _SECTOR),
-    ),
-    "l2_write_bytes": (
-        ("lts__t_sectors_op_write.sum", _SECTOR), ("l2_write_transactions.sum", _SECTOR),
-        ("l2_write_transactions", _SECTOR),
-    ),
-    "dram_read_bytes": (
-        ("dram__bytes_read.sum", 1), ("dram__sectors_read.sum", _SECTOR), ("dram_read_bytes.sum", 1),
-        ("dram_read_bytes", 1), ("dram_read_transactions.sum", _SECTOR), ("dram_read_transactions", _SECTOR),
-    ),
-    "dram_write_bytes": (
-        ("dram__bytes_write.sum", 1), ("dram__sectors_write.sum", _SECTOR), ("dram_write_bytes.sum", 1),
-        ("dram_write_bytes", 1), ("dram_write_transactions.sum", _SECTOR), ("dram_write_transactions", _SECTOR),
-    ),
-    "dram_bytes": (("dram__bytes.sum", 1),),
-    **{
-        f"{letter}{op}": (
-            (f"smsp__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum", flops),
-            (f"sm__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum", flops),
-        )
-        for letter, packed in (("f", 1), ("d", 1), ("h", 2))  # a half2 instruction computes two values
-        for op, flops in (("add", packed), ("mul", packed), ("fma", 2 * packed))
-    },
-    **{
-        f"tensor_{name}": ((f"sm__ops_path_tensor_src_{name}.sum", 1),)
-        for name in (
-            "bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32", "fp64", "fp8_dst_fp16", "fp8_dst_fp32",
-            "fp4_fp6_fp8_dst_fp16", "fp4_fp6_fp8_dst_fp32",
-        )
-    },
-    **{
-        f"count_{kind}": ((f"flop_count_{kind}.sum", 1), (f"flop_count_{kind}", 1)) for kind in ("sp", "dp", "hp")
-    },
-}  # fmt: skip
-_MEANS: Final[dict[str, tuple[str, ...]]] = {
+# The first counter that a kernel has wins. The names lack the suffix ``.sum``.
+_SUMS: Final = {
+    "instructions": ("smsp__inst_executed", "sm__inst_executed", "Executed Instructions", "inst_executed"),
+    "load_store": ("smsp__inst_executed_pipe_lsu", "sm__inst_executed_pipe_lsu", "ldst_executed"),
+    "l2_read_bytes": ("lts__t_sectors_op_read", "l2_read_transactions"),
+    "l2_write_bytes": ("lts__t_sectors_op_write", "l2_write_transactions"),
+    "dram_read_bytes": ("dram__bytes_read", "dram__sectors_read", "dram_read_bytes", "dram_read_transactions"),
+    "dram_write_bytes": ("dram__bytes_write", "dram__sectors_write", "dram_write_bytes", "dram_write_transactions"),
+    "dram_bytes": ("dram__bytes",),
+    **{f"count_{kind}": (f"flop_count_{kind}",) for kind in ("sp", "dp", "hp")},
+}
+_INSTRUCTIONS: Final = {
+    f"{letter}{op}": tuple(f"{unit}__sass_thread_inst_executed_op_{letter}{op}_pred_on" for unit in ("smsp", "sm"))
+    for letter in "fdh"
+    for op in ("add", "mul", "fma")
+}
+"""Counters of thread instructions by type (f, d, h: 32, 64 and 16 bits) and operation."""
+_TENSOR: Final = r"^sm__ops_path_tensor_src_((?:bf|tf|fp)\d+(?:_fp\d+)*(?:_dst_fp\d+)?)$"
+_MEANS: Final = {
     "l1_throughput": (
-        "l1tex__throughput.avg.pct_of_peak_sustained_elapsed", "l1tex__throughput.avg.pct_of_peak_sustained_active",
+        "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+        "l1tex__throughput.avg.pct_of_peak_sustained_active",
         "L1/TEX Cache Throughput",
     ),
-    "l1_hit_rate": (
-        "l1tex__t_sector_hit_rate.pct", "L1/TEX Hit Rate", "tex_cache_hit_rate.avg", "tex_cache_hit_rate",
-    ),
+    "l1_hit_rate": ("l1tex__t_sector_hit_rate.pct", "L1/TEX Hit Rate", "tex_cache_hit_rate.avg", "tex_cache_hit_rate"),
     "l2_throughput": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", "L2 Cache Throughput"),
     "l2_hit_rate": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate", "l2_tex_hit_rate.avg", "l2_tex_hit_rate"),
     "dram_throughput": (
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
         "DRAM Throughput",
     ),
-}  # fmt: skip
+}
 _STALL: Final = (
     r"^(?:smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)_per_(?:issue|warp)_active\.(?:ratio|pct)"
     r"|smsp__pcsamp_warps_issue_stalled_(\w+)|stall_(\w+?)(?:\.avg)?)$"
@@ -103,10 +77,14 @@ _SCALES: Final = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _PREFIX: Final = r"^\w+\.Triage\w*\."
 
 _READS: Final = ("l2_read", "l2_write", "dram_read", "dram_write")
+_RATES: Final = tuple(f"{name}_bytes_per_s" for name in _READS)
+_CACHES: Final = ("l1_throughput", "l1_hit_rate", "l2_throughput", "l2_hit_rate")
 COUNTERS: Final = (
-    "stall_share", "stall_reason", "instructions", "load_store_share", "l1_throughput", "l1_hit_rate", "l2_throughput",
-    "l2_hit_rate", *(f"{name}_bytes_per_s" for name in _READS), "dram_throughput",
-)  # fmt: skip
+    *("stall_share", "stall_reason", "instructions", "load_store_share"),
+    *_CACHES,
+    *_RATES,
+    "dram_throughput",
+)
 """Columns of `layer_counters` after its key columns."""
 
 
@@ -167,16 +145,16 @@ def measured_work(attribution: Attribution) -> pl.DataFrame:
     kernels = _kernel_counters(attribution)
     if kernels is None:
         return pl.DataFrame(schema=empty)
-    tensor = [name for name in kernels.columns if name.startswith("tensor_")]
-    single = [f"{letter}{op}" for letter in "fh" for op in ("add", "mul", "fma")]
-    double = ["dadd", "dmul", "dfma", "count_dp", "tensor_fp64"]
-    operations = [*single, *double, *tensor, "count_sp", "count_hp"]
-    bytes_ = pl.coalesce(pl.col("dram_read_bytes") + pl.col("dram_write_bytes"), "dram_bytes")
+    counts = [name for name in kernels.columns if name in _INSTRUCTIONS or name.startswith(("count_", "tensor_"))]
+    double = [name for name in counts if name[0] == "d" or name in ("count_dp", "tensor_fp64")]
     rows = kernels.select(
-        "name", pl.sum_horizontal(set(operations)).alias("flops"), pl.sum_horizontal(double).alias("f64_flops"),
-        bytes_.alias("bytes"), pl.any_horizontal(pl.col(operations).is_not_null()).alias("counted"),
-        pl.col("gpu_ns").alias("time_ns"),
-    )  # fmt: skip
+        "name",
+        flops=pl.sum_horizontal(counts),
+        f64_flops=pl.sum_horizontal(double),
+        bytes=pl.coalesce(pl.col("dram_read_bytes") + pl.col("dram_write_bytes"), "dram_bytes"),
+        counted=pl.any_horizontal(pl.col(counts).is_not_null()),
+        time_ns="gpu_ns",
+    )
     rows = rows.filter("counted").drop_nulls("bytes")
     sums = [pl.col(name).sum().cast(pl.Int64) for name in ("flops", "f64_flops", "bytes", "time_ns")]
     return rows.group_by("name").agg(pl.len().cast(pl.Int64).alias("calls"), *sums).select(list(empty))
@@ -190,22 +168,32 @@ def _tables(attribution: Attribution) -> tuple[pl.DataFrame | None, pl.DataFrame
 
 def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
     """Counters with a row per kernel and a column per quantity."""
-    rows = [
-        (name, quantity, rank, float(factor))
-        for quantity, counters in _SUMS.items()
-        for rank, (name, factor) in enumerate(counters)
-    ]
-    rows += [(name, quantity, rank, 1.0) for quantity, counters in _MEANS.items() for rank, name in enumerate(counters)]
-    quantities = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
     letter = pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)")
     scale = letter.replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
-    named = metrics.with_columns(pl.col("name").str.replace(_PREFIX, ""), pl.col("value") * scale)
-    matches = named.join(quantities, on="name").sort("rank", maintain_order=True)
+    name = pl.col("name").str.replace(_PREFIX, "").str.strip_suffix(".sum").str.replace(_TENSOR, "tensor_$1")
+    named = metrics.with_columns(name, pl.col("value") * scale)
+    quantities = _SUMS | _INSTRUCTIONS | _MEANS
+    of_name = quantities | {name: (name,) for name in named["name"].unique() if name.startswith("tensor_")}
+    rows = [
+        (name, quantity, rank, _factor(quantity, name))
+        for quantity, names in of_name.items()
+        for rank, name in enumerate(names)
+    ]
+    table = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
+    matches = named.join(table, on="name").sort("rank", maintain_order=True)
     matches = matches.group_by("kernel", "quantity").agg((pl.col("value") * pl.col("factor")).first())
     wide = matches.pivot("quantity", index="kernel", values="value")
-    missing = [pl.lit(None, pl.Float64).alias(name) for name in (*_SUMS, *_MEANS) if name not in wide.columns]
+    missing = [pl.lit(None, pl.Float64).alias(name) for name in quantities if name not in wide.columns]
     every = metrics.select(pl.col("kernel").unique())
     return every.join(wide, on="kernel", how="left").with_columns(missing)
+
+
+def _factor(quantity: str, name: str) -> float:
+    """The bytes or FLOPs of an event that a counter counts; 1 for other counters."""
+    if any(word in name for word in _SECTORS):
+        return _SECTOR
+    # A half2 instruction computes two values.
+    return float((1 + (quantity[0] == "h")) * (1 + quantity.endswith("fma"))) if quantity in _INSTRUCTIONS else 1.0
 
 
 def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:

@@ -35,6 +35,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -101,116 +102,48 @@ def _brief(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
 
 
-_PASCAL_100: Final = {"f64": 64, "f32": 128, "f16": 256}
-_VOLTA: Final = {"f64": 64, "f32": 128, "f16": 256, "f16 tensor": 1024}
-_AMPERE_100: Final = {
-    "f64": 64, "f32": 128, "f16": 512, "bf16": 256, "f64 tensor": 128, "tf32 tensor": 1024, "f16 tensor": 2048,
-    "bf16 tensor": 2048,
-}  # fmt: skip
-_AMPERE_102: Final = {
-    "f64": 4, "f32": 256, "f16": 256, "bf16": 256, "tf32 tensor": 512, "f16 tensor": 1024, "bf16 tensor": 1024,
-}  # fmt: skip
-_ADA: Final = {**_AMPERE_102, "f8 tensor": 2048}
-_HOPPER: Final = {
-    "f64": 128, "f32": 256, "f16": 512, "bf16": 512, "f64 tensor": 256, "tf32 tensor": 2048, "f16 tensor": 4096,
-    "bf16 tensor": 4096, "f8 tensor": 8192,
-}  # fmt: skip
-_BLACKWELL_100: Final = {
-    "f64": 128, "f32": 256, "f16": 512, "bf16": 512, "f64 tensor": 128, "tf32 tensor": 4096, "f16 tensor": 8192,
-    "bf16 tensor": 8192, "f8 tensor": 16384, "f6 tensor": 16384, "f4 tensor": 32768,
-}  # fmt: skip
-_BLACKWELL_103: Final = {
-    "f64": 4, "f32": 256, "tf32 tensor": 4096, "f16 tensor": 8192, "bf16 tensor": 8192, "f8 tensor": 16384,
-    "f6 tensor": 16384, "f4 tensor": 49152,
-}  # fmt: skip
-_BLACKWELL_120: Final = {**_ADA, "f4 tensor": 4096}
-
-NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
-    (5, 0): {"f64": 8, "f32": 256},
-    (5, 2): {"f64": 8, "f32": 256},
-    (6, 0): _PASCAL_100,
-    (6, 1): {"f64": 8, "f32": 256, "f16": 4},
-    (7, 0): _VOLTA,
-    (7, 5): {"f64": 4, "f32": 128, "f16": 256, "f16 tensor": 1024},
-    (8, 0): _AMPERE_100,
-    (8, 6): _AMPERE_102,
-    (8, 7): {"f32": 256, "f16 tensor": 2048},
-    (8, 9): _ADA,
-    (9, 0): _HOPPER,
-    (10, 0): _BLACKWELL_100,
-    (10, 3): _BLACKWELL_103,
-    (11, 0): {"f32": 256, "f16 tensor": 8192, "bf16 tensor": 8192, "f8 tensor": 16384, "f4 tensor": 32768},
-    (12, 0): _BLACKWELL_120,
-    (12, 1): _BLACKWELL_120,
-}
-"""Operations per clock cycle of a multiprocessor, by compute capability and precision."""
+_Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
+_Rate: TypeAlias = Annotated[float, Meta(gt=0, le=1e21)]
+_Precision: TypeAlias = Annotated[str, Meta(pattern=r"^(f64|f32|tf32|f16|bf16|f8|f6|f4)( tensor)?$")]
+_Rates: TypeAlias = Annotated[dict[_Precision, _Rate], Meta(min_length=1)]
 
 _GEFORCE: Final = 2
 """Tensor Cores of a GeForce accumulate in 32 bits at 1/2 of the rate of a professional card with the same chip."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """Memory bandwidth (bytes/s) and boost clock (Hz) in the data sheet of a device.
+class _Sheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values in the data sheet of a device."""
 
-    Devices whose peaks do not follow from clock and multiprocessors have the peak FLOP/s by precision instead.
+    device: re.Pattern[str]
+    bandwidth: _Rate
+    clock: _Rate | None = None
+    flops: _Rates | None = None
+
+
+class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``peaks.toml``, which explains them."""
+
+    per_cycle: dict[str, dict[_Precision, int]]
+    sheets: list[_Sheet]
+
+
+@cache
+def tables() -> _Tables:
+    """Return the tables of devices."""
+    file = Path(__file__).with_suffix(".toml").read_bytes()
+    return msgspec.toml.decode(file, type=_Tables, dec_hook=lambda _, pattern: re.compile(pattern))
+
+
+def rates_of(device: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """Return the operations per clock cycle of a multiprocessor by precision, for a device as in `peaks_of_device`.
+
+    None: the compute capability is unknown.
+
+    Example:
+        >>> rates_of({"computeMajor": 7, "computeMinor": 5})["f16 tensor"]
+        1024
     """
-
-    bandwidth: float
-    clock: float | None = None
-    flops: Mapping[str, float] | None = None
-
-
-_CDNA3: Final = {
-    "f64": 81.7e12, "f32": 163.4e12, "f64 tensor": 163.4e12, "f32 tensor": 163.4e12, "tf32 tensor": 653.7e12,
-    "f16 tensor": 1307.4e12, "bf16 tensor": 1307.4e12, "f8 tensor": 2614.9e12,
-}  # fmt: skip
-_CDNA2: Final = {
-    "f64": 47.9e12, "f32": 47.9e12, "f64 tensor": 95.7e12, "f32 tensor": 95.7e12, "f16 tensor": 383e12,
-    "bf16 tensor": 383e12,
-}  # fmt: skip
-
-_CDNA4: Final = {
-    "f32": 157.3e12, "f16 tensor": 2516.6e12, "bf16 tensor": 2516.6e12, "f8 tensor": 5033.2e12, "f6 tensor": 10066.3e12,
-    "f4 tensor": 10066.3e12,
-}  # fmt: skip
-
-# The first matching pattern wins.
-_SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
-    (r"Instinct MI355X", Sheet(8.0e12, flops=_CDNA4)),
-    (r"Instinct MI350X", Sheet(8.0e12, flops={name: peak * 2.2 / 2.4 for name, peak in _CDNA4.items()})),
-    (r"Instinct MI325", Sheet(6.0e12, flops=_CDNA3)),
-    (r"Instinct MI300X", Sheet(5.3e12, flops=_CDNA3)),
-    (r"Instinct MI250X", Sheet(3.2768e12, flops=_CDNA2)),
-    (r"\bGB300\b", Sheet(8.0e12, 1.907e9)),
-    (r"\bB300\b", Sheet(8.0e12, 1.85e9)),
-    (r"\bGB10\b", Sheet(0.273e12, 2.418e9)),
-    (r"\bB200\b", Sheet(8.0e12, 1.85e9)),
-    (r"\bH200\b", Sheet(4.8e12, 1.83e9)),
-    (r"\bH100 PCIe", Sheet(2.039e12, 1.755e9)),
-    (r"\bH100 NVL", Sheet(3.938e12, 1.785e9)),
-    (r"\bH100\b.*HBM3", Sheet(3.352e12, 1.83e9)),
-    (r"\bA100.*80GB PCIe|\bA100 80GB PCIe", Sheet(1.935e12, 1.41e9)),
-    (r"\bA100.*80GB", Sheet(2.039e12, 1.41e9)),
-    (r"\bA100\b", Sheet(1.555e12, 1.41e9)),
-    (r"\bV100S\b", Sheet(1.134e12, 1.597e9)),
-    (r"\bV100\b.*PCIE", Sheet(0.9e12, 1.38e9)),
-    (r"\bV100\b", Sheet(0.9e12, 1.53e9)),
-    (r"\bL40S\b", Sheet(0.864e12, 2.52e9)),
-    (r"\bL4\b", Sheet(0.3e12, 2.04e9)),
-    (r"\bA40\b", Sheet(0.696e12, 1.74e9)),
-    (r"\bA10\b", Sheet(0.6e12, 1.695e9)),
-    (r"\bT4\b", Sheet(0.32e12, 1.59e9)),
-    (r"Tesla P4\b", Sheet(0.192e12, 1.063e9)),
-    (r"\bP100\b.*SXM2|\bP100-SXM2", Sheet(0.732e12, 1.48e9)),
-    (r"RTX 4090\b(?! Laptop| D)", Sheet(1.008e12, 2.52e9)),
-    (r"RTX 3090\b(?! Ti)", Sheet(0.936e12, 1.695e9)),
-)
-
-
-def _sheet_of(name: str) -> Sheet | None:
-    """Return the data sheet values of a device by the name that the driver reports; None: not in the table."""
-    return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)
+    return tables().per_cycle.get(f"{_whole(device, 'computeMajor')}.{_whole(device, 'computeMinor')}")
 
 
 _TENSOR: Final = " tensor"
@@ -262,9 +195,7 @@ class Peaks:
 
     def as_meta(self) -> dict[str, Any]:
         """Return the peaks for a report: device, source, flops by precision, bandwidth."""
-        return {
-            "device": self.device, "source": self.source, "flops": dict(self.flops), "bandwidth": self.bandwidth,
-        }  # fmt: skip
+        return {"device": self.device, "source": self.source, "flops": dict(self.flops), "bandwidth": self.bandwidth}
 
 
 def given_peaks(flops: float, bandwidth: float) -> Peaks:
@@ -311,10 +242,10 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     data sheet. The other fields are computeMajor and computeMinor.
     """
     name = str(row.get("name", ""))
-    sheet = _sheet_of(name)
+    sheet = next((sheet for sheet in tables().sheets if sheet.device.search(name)), None)
     if sheet is not None and sheet.flops is not None:
         return Peaks(name, sheet.flops, sheet.bandwidth, "its data sheet")
-    rates = NVIDIA.get((_whole(row, "computeMajor"), _whole(row, "computeMinor")))
+    rates = rates_of(row)
     count = max(_whole(row, "smCount"), _whole(row, "numSms"))
     clock, bandwidth = _number(row, "clockRate"), _number(row, "memoryBandwidth")
     origin = "the profile's device table" if clock and bandwidth else "the profile and the device's data sheet"
@@ -372,11 +303,6 @@ FORMAT: Final = "annot peaks 1"
 _LARGEST: Final = 1 << 16
 """Maximum size of a file in bytes."""
 
-_Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
-_Rate: TypeAlias = Annotated[float, Meta(gt=0, le=1e21)]
-_Precision: TypeAlias = Annotated[str, Meta(pattern=r"^(f64|f32|tf32|f16|bf16|f8|f6|f4)( tensor)?$")]
-_Rates: TypeAlias = Annotated[dict[_Precision, _Rate], Meta(min_length=1)]
-
 
 class Calibration(msgspec.Struct, frozen=True):
     """Measured peaks of a device: the contents of a file.
@@ -384,7 +310,7 @@ class Calibration(msgspec.Struct, frozen=True):
     Args:
         device: name of the GPU, or model of the CPU.
         threads: threads on a CPU; None: a GPU.
-        flops: FLOP/s of matrix multiplications by precision, as in `annot.analyze.roofs.Peaks`.
+        flops: FLOP/s of matrix multiplications by precision, as in `annot.analyze.peaks.Peaks`.
         bandwidth: bytes/s of a copy, read and written.
         attention: FLOP/s of the forward pass of attention, by precision.
         measured: day of the measurement.

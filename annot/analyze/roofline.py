@@ -31,7 +31,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.column_ops import Numbers
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.layer_tables import NO_OPERATION, by_layer, phases_of_nodes
+from annot.attribution.layer_tables import LAYER_PHASES, NO_OPERATION, by_layer, phases_of_nodes
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels.tag import parse
@@ -77,7 +77,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
     """
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
-    rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
+    rows = rows.filter(pl.col("phase").is_in(LAYER_PHASES) & (pl.col("module") != ""))
     time = "gpu" if on_device else "host"
     rows = rows.with_columns(time_ns=f"{time}_ns", self_ns=f"{time}_self_ns")
     work = layer_work(attribution) if work is None else work
@@ -91,15 +91,14 @@ def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | 
     idle = device_idle(attribution) if on_device else None
     if idle is not None:
         rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
-        rows = rows.with_columns(pl.col("gpu_idle_ns", "gpu_launch_ns").fill_null(0))
+        rows = rows.with_columns(pl.col(_IDLE).fill_null(0))
     return under_roof(rows, peaks).select(*KEY, "self_ns", *_COLUMNS)
 
 
 _BYTES: Final = pl.col("bytes_read") + pl.col("bytes_written")
-_COLUMNS: Final = (
-    "flops", "bytes", "intensity", "time_ns", "gpu_idle_ns", "gpu_launch_ns", "flops_per_s", "bytes_per_s", "precision",
-    "roof_share", "bound",
-)  # fmt: skip
+_IDLE: Final = ("gpu_idle_ns", "gpu_launch_ns")
+_ROOF: Final = ("precision", "roof_share", "bound")
+_COLUMNS: Final = ("flops", "bytes", "intensity", "time_ns", *_IDLE, "flops_per_s", "bytes_per_s", *_ROOF)
 
 
 def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
@@ -128,8 +127,7 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
 
     The rows have flops, bytes, time_ns and precision, and gpu_idle_ns and gpu_launch_ns where idle time is known.
     """
-    missing = [name for name in ("gpu_idle_ns", "gpu_launch_ns") if name not in rows.columns]
-    rows = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in missing)
+    rows = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _IDLE if name not in rows.columns)
     roofs = [
         peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision)
         for precision in rows["precision"].fill_null("")
@@ -225,21 +223,18 @@ _BATCH: Final = re.compile(r"\[(\d+),")
 _MOST_RUNS: Final = 16
 """Maximum number of runs of consecutive steps with one batch size that are analysed separately."""
 
-_SUMMED: Final = (
-    "calls", "time_ns", "self_ns", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops", "bytes", "instructions",
-    "whole_ns", "batch_steps",
-)  # fmt: skip
+_WHOLE: Final = ("instructions", "whole_ns", "batch_steps")
+_SUMMED: Final = ("calls", "time_ns", "self_ns", "kernels", *_IDLE, "flops", "bytes", *_WHOLE)
 _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", "instructions"))
 
 
-def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
+def by_bottleneck(attribution: Attribution) -> pl.DataFrame:
     """Return the time, roofline bound and hardware counters of each layer.
 
     If steps have different batch sizes, each size has separate rows.
 
     Args:
-        attribution: the profile.
-        peaks: peaks of the device; None: those of `annot.analyze.hardware_counters.default_peaks`.
+        attribution: the profile. Peaks are those of `annot.analyze.hardware_counters.default_peaks`.
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
@@ -249,7 +244,7 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
         the columns of `annot.analyze.hardware_counters.COUNTERS`; batch_steps (number of steps with that batch size,
         null with one size). Null: unknown or not counted.
     """
-    peaks = peaks or default_peaks(attribution)
+    peaks = default_peaks(attribution)
     tables = [
         _rows(run, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
         for size, steps, run in _batch_runs(attribution)
@@ -260,13 +255,11 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
     rows = rows.join(forward, on=["layer", "module", "batch"], how="left", nulls_equal=True, maintain_order="left")
     backward = (pl.col("phase") == "backward") & (pl.col("forward_ns") > 0)
     rows = rows.with_columns(backward_to_forward=pl.when(backward).then(pl.col("time_ns") / pl.col("forward_ns")))
-    return rows.select(*KEY, "batch", *_BOTTLENECK_COLUMNS)
+    roofline = (*_IDLE, "flops", "bytes", "intensity", "flops_per_s", *_ROOF)
+    return rows.select(*KEY, "batch", *_TIMES, *roofline, *COUNTERS, "batch_steps")
 
 
-_BOTTLENECK_COLUMNS: Final = (
-    "calls", "time_ns", "self_ns", "time_share", "backward_to_forward", "kernels", "gpu_idle_ns", "gpu_launch_ns",
-    "flops", "bytes", "intensity", "flops_per_s", "precision", "roof_share", "bound", *COUNTERS, "batch_steps",
-)  # fmt: skip
+_TIMES: Final = ("calls", "time_ns", "self_ns", "time_share", "backward_to_forward", "kernels")
 
 
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
@@ -401,9 +394,10 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
 
 
 _SCHEMA: Final = {
-    "group": pl.Int32, "op": pl.String, "call": pl.String, "inputs": pl.String, "phase": pl.String,
+    "group": pl.Int32,
+    **dict.fromkeys(("op", "call", "inputs", "phase"), pl.String),
     **dict.fromkeys(("calls", "host_self_ns", *_WORK), pl.Int64),
-}  # fmt: skip
+}
 
 
 def _row(
@@ -452,29 +446,28 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
         flops_per_s, kernels, copies; see `OperatorTable`.
     """
     rows = _timed_operators(attribution)
-    time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
+    time = _time_of(rows)
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
-    return rows.select(
-        *_KEYS, "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "bytes_read", "bytes_written", speed,
-        "kernels", "copies",
-    )  # fmt: skip
+    work = ("flops", "bytes", "bytes_read", "bytes_written", speed)
+    return rows.select(*_KEYS, "calls", "gpu_self_ns", "host_self_ns", *work, "kernels", "copies")
 
 
-def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
-    """Return the roofline of operators by argument shape, the longest first; `peaks` are those of the device.
+def by_op_roofline(attribution: Attribution) -> pl.DataFrame:
+    """Return the roofline of operators by argument shape, the longest first.
 
     Returns:
         op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
     rows = _timed_operators(attribution)
-    time = pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
-    rows = under_roof(rows.with_columns(time_ns=time), peaks or default_peaks(attribution))
-    share = pl.col("time_ns") / pl.col("time_ns").sum()
-    return rows.select(
-        *_KEYS, "calls", "time_ns", share.fill_nan(None).alias("time_share"), "flops", "bytes", "intensity",
-        "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
-    )  # fmt: skip
+    rows = under_roof(rows.with_columns(time_ns=_time_of(rows)), default_peaks(attribution))
+    share = (pl.col("time_ns") / pl.col("time_ns").sum()).fill_nan(None).alias("time_share")
+    rates = ("flops", "bytes", "intensity", "flops_per_s", "bytes_per_s")
+    return rows.select(*_KEYS, "calls", "time_ns", share, *rates, *_ROOF)
+
+
+def _time_of(rows: pl.DataFrame) -> pl.Expr:
+    return pl.col("gpu_self_ns") if rows["gpu_self_ns"].sum() else pl.col("host_self_ns")
 
 
 def _timed_operators(attribution: Attribution) -> pl.DataFrame:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import polars as pl
 
@@ -44,7 +44,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import EPOCH
-from annot.attribution.layer_tables import by_layer
+from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY
 from annot.attribution.summary import step_spans, summarize
 from annot.labels.foreign import BATCH, DATA
@@ -190,25 +190,30 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInput
     return {name: ns / max(steps.height, 1) for name, ns in sums.iter_rows()}
 
 
-_LAYER_PHASES: Final = ("forward", "backward", "recompute")
-
-
 def _layers_in(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of layers; operations and other named ranges if the profile does not contain layers."""
     named = (pl.col("layer") != "") | (pl.col("module") != "")
-    layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
+    layers = rows.filter(named & pl.col("phase").is_in(LAYER_PHASES))
     if layers.height:
         return layers
     return rows.filter((pl.col("layer") != "") & ~pl.col("layer").is_in([EPOCH, BATCH, DATA, UNATTRIBUTED]))
 
 
-_SCHEMA: Final = {
-    "section": pl.String, "item": pl.String, "count": pl.Int64, "ns": pl.Int64, "share": pl.Float64,
-    "hidden_ns": pl.Int64, "text": pl.String,
-}  # fmt: skip
 _LAYERS: Final = 5
 """Layers in each part of the step; the others are one row."""
-_Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An item of the summary; `whole` (ns) is the total for its share."""
+
+    section: str
+    item: str
+    count: int | None = None
+    ns: int | None = None
+    whole: int | None = None
+    hidden_ns: int | None = None
+    text: str = ""
 
 
 @once_for_each
@@ -244,15 +249,8 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
     else:
         rows += [*_steps(attribution), *_host(attribution)]
     rows += _system(attribution)
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
-
-
-def _row(
-    section: str, item: str, count: int | None, ns: int | None, whole: int | None = None, *,
-    hidden: int | None = None, text: str = "",
-) -> _Row:  # fmt: skip
-    share = ns / whole if whole and ns is not None else None
-    return section, item, count, ns, share, hidden, text
+    share = pl.when(pl.col("whole") > 0).then(pl.col("ns") / pl.col("whole")).alias("share")
+    return pl.DataFrame(rows).select("section", "item", "count", "ns", share, "hidden_ns", "text")
 
 
 def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
@@ -260,10 +258,10 @@ def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     sums = {share: (ns, hidden) for share, ns, hidden in by_share.iter_rows()}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
-    rows = [_row("time", "wall", devices, wall, wall)]
+    rows = [_Row("time", "wall", devices, wall, wall)]
     for share in part_names(attribution):
         ns, hidden = sums.get(share, (0, 0))
-        rows.append(_row("time", share, None, ns, wall, hidden=hidden))
+        rows.append(_Row("time", share, None, ns, wall, hidden))
     return rows
 
 
@@ -277,11 +275,11 @@ def _phase_layers(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
         folded = repeated_layers(layers.filter(pl.col("part") == phase), "ns")
         for layer, module, ns, repeats in folded.head(_LAYERS).iter_rows():
             repeated = repeats if repeats > 1 else None
-            rows.append(_row("parts", phase, repeated, ns, wall, text=_name(phase, layer, module, repeats)))
+            rows.append(_Row("parts", phase, repeated, ns, wall, text=_name(phase, layer, module, repeats)))
         others = folded.slice(_LAYERS)
         if number := int(others["layers"].sum()):
             text = "1 other layer" if number == 1 else f"{number:,} other layers"
-            rows.append(_row("parts", phase, number, int(others["ns"].sum()), wall, text=text))
+            rows.append(_Row("parts", phase, number, int(others["ns"].sum()), wall, text=text))
     return rows
 
 
@@ -303,20 +301,20 @@ def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     if not calls and work.filter(pl.col("kind").is_in(MATRIX))["tensor_cores"].null_count():
         tc_ns = calls = None  # no kernel shows that it uses Tensor Cores, and some may
     return [
-        _row("gpu", "busy", busy.height, int(busy["ns"].sum()), int(steps["ns"].sum())),
-        _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
-        _row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
+        _Row("gpu", "busy", busy.height, int(busy["ns"].sum()), int(steps["ns"].sum())),
+        _Row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
+        _Row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
     ]
 
 
 def _steps(attribution: Attribution) -> list[_Row]:
     meta = summarize(attribution)
     times = meta["step_ns"]
-    rows = [_row("steps", "all", meta["steps"], None, text=meta["steps_found_by"])]
+    rows = [_Row("steps", "all", meta["steps"], text=meta["steps_found_by"])]
     if times is not None:
-        rows.append(_row("steps", "warmup", times["warmup"], None))
+        rows.append(_Row("steps", "warmup", times["warmup"]))
         names = {"mean": "mean", "median": "median", "min": "min", "max": "max", "spread": "iqr"}
-        rows += [_row("steps", name, None, times[key]) for name, key in names.items()]
+        rows += [_Row("steps", name, None, times[key]) for name, key in names.items()]
     return rows
 
 
@@ -331,7 +329,7 @@ def _layers(attribution: Attribution) -> list[_Row]:
     for name, which in kinds.items():
         group = rows.filter(which)
         layers = group.select("layer", "module").n_unique() if group.height else 0
-        summary.append(_row("layers", name, layers, int(group["gpu_self_ns"].sum()), whole))
+        summary.append(_Row("layers", name, layers, int(group["gpu_self_ns"].sum()), whole))
     return summary
 
 
@@ -340,7 +338,7 @@ def _host(attribution: Attribution) -> list[_Row]:
         return []
     times = by_layer(attribution)
     of_layers, whole = (int(rows["host_self_ns"].sum()) for rows in (_layers_in(times), times))
-    return [_row("layers", "host", None, of_layers, whole)]
+    return [_Row("layers", "host", None, of_layers, whole)]
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:
@@ -349,7 +347,7 @@ def _kernels(attribution: Attribution) -> list[_Row]:
     uses, kernel = pl.col("tensor_cores").fill_null(False) & pl.col("kernel"), pl.col("kernel")
     kinds = {"all": kernel, "tensor_cores": uses, "other": kernel & ~uses, "copies": ~kernel}
     return [
-        _row("kernels", name, int(group["calls"].sum()), int(group["gpu_ns"].sum()), whole)
+        _Row("kernels", name, int(group["calls"].sum()), int(group["gpu_ns"].sum()), whole)
         for name, which in kinds.items()
         for group in [work.filter(which)]
     ]
@@ -358,7 +356,7 @@ def _kernels(attribution: Attribution) -> list[_Row]:
 def _system(attribution: Attribution) -> list[_Row]:
     meta: dict[str, Any] = attribution.meta
     names = Counter(str(device.get("name", "unknown")) for device in meta.get("devices") or ())
-    rows = [_row("system", name, None, None, text=str(meta.get(name, ""))) for name in ("format", "producer")]
-    rows += [_row("system", "software", None, None, text=" ".join(pair)) for pair in meta.get("software", {}).items()]
-    rows += [_row("system", "cpu", None, None, text=str(meta["cpu"]))] if meta.get("cpu") else []
-    return rows + [_row("system", "device", count, None, text=name) for name, count in names.items()]
+    rows = [_Row("system", name, text=str(meta.get(name, ""))) for name in ("format", "producer")]
+    rows += [_Row("system", "software", text=" ".join(pair)) for pair in meta.get("software", {}).items()]
+    rows += [_Row("system", "cpu", text=str(meta["cpu"]))] if meta.get("cpu") else []
+    return rows + [_Row("system", "device", count, text=name) for name, count in names.items()]

@@ -155,9 +155,12 @@ def _doubled(sums: pl.DataFrame) -> pl.DataFrame:
 
 
 _EVENTS: Final = {
-    "lane": pl.Int32, "row": pl.Int8, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
+    "lane": pl.Int32,
+    "row": pl.Int8,
+    **dict.fromkeys(("start_ns", "length_ns"), pl.Int64),
+    "text": pl.Categorical,
     "key": pl.Int32,
-}  # fmt: skip
+}
 _ENDINGS: Final = {
     r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2",
     r" \|bwd$": " backward",

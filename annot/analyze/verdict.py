@@ -18,7 +18,7 @@ from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
 from annot.analyze.cpu_parts import GPU_PARTS, around_others, repeated_layers
-from annot.analyze.kernel_names import MATRIX
+from annot.analyze.kernel_names import MATRIX, patterns
 from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.run_summary import by_summary, part_names
 from annot.analyze.tensor_cores import matrix_units
@@ -33,20 +33,6 @@ _LONGEST_NAME: Final = 64
 """Maximum number of characters of the name of a layer, so that the sentence has three lines of 80."""
 _NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
-_KINDS: Final = {
-    "gemm": "matrix multiplications",
-    "convolution": "convolutions",
-    "attention": "attention",
-    "elementwise": "elementwise kernels",
-    "reduction": "reductions",
-    "normalisation": "normalisation",
-    "softmax": "softmax",
-    "embedding": "gathers and scatters",
-    "copy": "copies and casts",
-    "random": "random numbers",
-    "optimizer": "parameter updates",
-}
-"""Kinds of kernels in words, except collectives and unknown ones."""
 
 
 def verdict(facts: Facts) -> str:
@@ -183,14 +169,14 @@ def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
     """The share, the words and the kernels of the kind of kernels that takes most of the step."""
-    kernels = facts.work.filter(pl.col("kernel") & pl.col("kind").is_in(list(_KINDS)))
+    kernels = facts.work.filter(pl.col("kernel") & pl.col("kind").is_in(list(patterns().words)))
     sums = kernels.group_by("kind", "tensor").agg(pl.col("wall_ns").sum()).sort("wall_ns", "kind", descending=True)
     if sums.is_empty():
         return 0.0, "", pl.lit(value=False)
     kind, tensor, _ = sums.row(0)
     which = pl.col("kernel") & (pl.col("kind") == kind) & pl.col("tensor").eq_missing(pl.lit(tensor))
     where = f" on {units}" if tensor and kind in MATRIX else ""
-    return facts.share(which), f"to {_KINDS[kind]}{where}", which
+    return facts.share(which), f"to {patterns().words[kind]}{where}", which
 
 
 def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:

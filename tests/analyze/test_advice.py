@@ -16,6 +16,7 @@ from sqlite_profile import in_float32, training
 from tables import Rows
 
 from annot.analyze.advice import RULES, Advice, Facts, advise, by_advice, cpu, operators
+from annot.analyze.advice.facts import texts
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.profile import COPIES, LAUNCHES, Profile
@@ -629,3 +630,10 @@ def test_coverage_needs_three_tenths_of_the_gpu_time_outside_ranges(outside: int
     rows = Rows().kernel(10, (20, 20 + outside)).range("net.a Linear [8,8]f32 |fwd", 1000, 1100)
     said = advise(attribute(rows.kernel(1010, (1020, 1120 - outside)).build()))
     assert ("coverage" in {advice.rule for advice in said}) == advised
+
+
+def test_texts_belong_to_rules() -> None:
+    """Each translation is of a rule, and each collective has advice and code."""
+    assert {*texts().keras, *texts().cuda} <= {rule.__name__ for rule in RULES}  # type: ignore[attr-defined]
+    assert all(text.advice and text.code for passes in texts().collectives.values() for text in passes.values())
+    assert {name for passes in texts().collectives.values() for name in passes} == {"backward", "forward", "any"}

@@ -11,7 +11,15 @@ from tables import Rows
 
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.hardware_counters import default_peaks, measured_work
-from annot.analyze.peaks import Peaks, device_of_counters, device_row, given_peaks, peaks_of_device, unknown_peaks
+from annot.analyze.peaks import (
+    Peaks,
+    device_of_counters,
+    device_row,
+    given_peaks,
+    peaks_of_device,
+    tables,
+    unknown_peaks,
+)
 from annot.analyze.roofline import kernel_roofline, layer_roofline
 from annot.attribution.attribute import attribute
 from annot.profile import METRICS, Profile
@@ -75,6 +83,14 @@ def test_peaks_are_those_of_data_sheets(
     peaks = peaks_of_device(device)
     assert peaks is not None
     assert peaks.of(precision, tensor_cores=tensor) == pytest.approx(data_sheet, rel=0.02)
+
+
+def test_tables_of_devices_are_complete() -> None:
+    """A data sheet has a clock or FLOP/s, each architecture float32, and no device two data sheets."""
+    sheets, per_cycle = tables().sheets, tables().per_cycle
+    assert all((sheet.clock is None) != (sheet.flops is None) for sheet in sheets)
+    assert len({sheet.device.pattern for sheet in sheets}) == len(sheets)
+    assert all(min(rates.values()) > 0 and "f32" in rates for rates in per_cycle.values())
 
 
 def test_what_is_not_published_has_no_peak() -> None:
@@ -360,6 +376,28 @@ def test_kernels_on_tensor_cores_have_their_roof() -> None:
     row = kernel_roofline(attribute(_counted(profile, counters)), ROOF).row(0, named=True)
     assert (row["precision"], row["flops"], row["bytes"], row["bound"]) == ("f16 tensor", 8_000_000, 50_000, "compute")
     assert row["roof_share"] == pytest.approx(4e9 / 8e9)
+
+
+@pytest.mark.parametrize(
+    ("counter", "flops", "moved"),
+    [
+        ("smsp__sass_thread_inst_executed_op_hadd_pred_on.sum", 20, 100),
+        ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum", 40, 100),
+        ("smsp__sass_thread_inst_executed_op_fmul_pred_on.sum", 10, 100),
+        ("smsp__sass_thread_inst_executed_op_dfma_pred_on.sum", 20, 100),
+        ("sm__ops_path_tensor_src_fp4_fp6_fp8_dst_fp32.sum", 10, 100),
+        ("flop_count_hp", 10, 100),
+        ("dram__sectors_read.sum", 0, 10 * 32),
+        ("dram_read_transactions.sum", 0, 10 * 32),
+        ("dram_read_bytes", 0, 10),
+    ],
+)
+def test_counters_have_their_units(counter: str, flops: int, moved: int) -> None:
+    """An instruction on two halves counts twice, a multiply-add is two operations, and a sector has 32 bytes."""
+    others = [("dram__bytes.sum", 100.0, "byte"), ("flop_count_sp", 1.0, ""), ("dram_write_bytes", 0.0, "byte")]
+    profile = Rows().range("a Linear [8,8]f32 |fwd", 0, 9).kernel(1, (0, 2000), name="gemm").build()
+    work = measured_work(attribute(_counted(profile, [(counter, 10.0, ""), *others])))
+    assert work.select("flops", "bytes").rows() == [(flops + 1, moved)]
 
 
 def _counted(profile: Profile, counters: list[tuple[str, float, str]]) -> Profile:

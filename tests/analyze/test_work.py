@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from tables import MAIN, Rows
 
-from annot.analyze.work.call import Work
-from annot.analyze.work.formulas import expected
+from annot.analyze.work.call import NAMES, UncountableError, Work, item_size
+from annot.analyze.work.formulas import LAYERS, expected
 from annot.analyze.work.layer_work import by_work, layer_work, not_counted
 from annot.attribution.attribute import attribute
 from annot.labels.tag import Tag, parse
@@ -26,6 +26,35 @@ def work(text: str) -> Work:
     found = expected(said(text))
     assert found is not None, text
     return found
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "size"),
+    [
+        ("bool i8 u8 qint8 quint8 float8_e4m3fn float8_e8m0fnu", 1),
+        ("f16 bf16 i16 u16", 2),
+        ("f32 i32 u32 qint32 c32", 4),
+        ("f64 i64 u64 c64", 8),
+        ("c128", 16),
+    ],
+)
+def test_elements_have_the_bits_in_their_dtype(dtypes: str, size: int) -> None:
+    """The name of a dtype has its bits, except Booleans and dtypes of 8 bits with a format."""
+    assert {dtype: item_size(dtype) for dtype in dtypes.split()} == dict.fromkeys(dtypes.split(), size)
+
+
+@pytest.mark.parametrize("dtype", ["", "str", "i4", "quint4x2", "float4_e2m1fn_x2", "f32x", "bfloat16"])
+def test_other_dtypes_have_no_size(dtype: str) -> None:
+    """A dtype of parts of bytes, or of an unknown name, has no size."""
+    with pytest.raises(UncountableError):
+        item_size(dtype)
+
+
+def test_names_of_operations_have_formulas() -> None:
+    """The layers that operations stand for have formulas, and no list of names has one twice."""
+    assert {layer for names in NAMES.layer_of.values() for layer in names.values()} <= LAYERS.keys()
+    assert all(len(set(names)) == len(names) for names in NAMES.names.values())
+    assert set(NAMES.names["in_place"]) <= set(NAMES.names["operators"])
 
 
 ALEXNET = {

@@ -7,9 +7,10 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_ON_CPU, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_ON_CPU, LEAST_SETTING, LEAST_SHARE, Advice, Facts
 from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
 from annot.analyze.work.layer_work import by_layer_with_work
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import parse
 
 _SHORT_NS: Final = 30_000
@@ -17,7 +18,6 @@ _SHORT_NS: Final = 30_000
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
 """Optimizers with a fused step on CPUs, and the smallest measured ratio of its time to theirs: 0.1 to 0.2 for Adam and
 AdamW, 0.3 (small parameters) to 0.9 for SGD (PyTorch 2.13, 2 cores)."""
-_LAYERS: Final = ("forward", "backward", "recompute")
 
 
 def threads(facts: Facts) -> Advice | None:
@@ -34,20 +34,13 @@ def threads(facts: Facts) -> Advice | None:
         return None
     of_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
     busy = f"and forward, backward and optimizer take {computing:.0%} of {facts.time}"
-    if count < each:
-        return Advice(
-            "threads",
-            "Use all CPU cores.",
-            f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
-            f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
-            computing * (1 - count / each),
-        )
+    few = count < each
     return Advice(
         "threads",
-        "Use at most one thread per core.",
+        "Use all CPU cores." if few else "Use at most one thread per core.",
         f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
         f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
-        computing + facts.shares["collectives"],
+        computing * (1 - count / each) if few else computing + facts.shares["collectives"],
     )
 
 
@@ -67,10 +60,12 @@ def small_layers(facts: Facts) -> Advice | None:
     20 % of the step time.
     """
     named = (pl.col("layer") != "") | (pl.col("module") != "")
-    rows = facts.layers.filter(named & pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
+    rows = facts.layers.filter(
+        named & pl.col("phase").is_in(LAYER_PHASES), pl.col("calls") > 0, pl.col("host_self_ns") > 0
+    )
     short = rows.filter(pl.col("host_self_ns") < _SHORT_NS * pl.col("calls"))
-    whole = int(rows["host_self_ns"].sum())
-    share = _computing(facts) * int(short["host_self_ns"].sum()) / whole if whole else 0.0
+    whole, ns = (int(table["host_self_ns"].sum()) for table in (rows, short))
+    share = _computing(facts) * ns / whole if whole else 0.0
     calls = int(short["calls"].sum())
     each = calls / max(facts.all_steps.height, 1)
     if share < LEAST_ON_CPU or each < 10:
@@ -82,7 +77,7 @@ def small_layers(facts: Facts) -> Advice | None:
         "small_layers",
         "Give each call more work: fuse small layers, or use larger batches.",
         f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
-        f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
+        f"{ns / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
         f"model = torch.compile(model){batch}",
         share,
         names.unique(maintain_order=True).head(5).to_list(),
@@ -171,11 +166,7 @@ def fusion(facts: Facts) -> Advice | None:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
     own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
-    more = (
-        f", and {own:.0%} in the forward methods of other layers, outside their submodules"
-        if own >= LEAST_CHANGE
-        else ""
-    )
+    more = f", and {own:.0%} in the forward methods of other layers, outside their submodules" * (own >= LEAST_CHANGE)
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",
@@ -240,6 +231,4 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases,
-)  # fmt: skip
+RULES: Final = (threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases)

@@ -10,10 +10,11 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import polars as pl
 
 from annot.analyze.advice.operator_causes import Operator
@@ -28,7 +29,7 @@ from annot.analyze.step_parts import StepInputs, step_inputs
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
-from annot.attribution.layer_tables import NO_OPERATION, by_layer
+from annot.attribution.layer_tables import LAYER_PHASES, NO_OPERATION, by_layer
 from annot.attribution.steps import fetches, steady_steps
 from annot.attribution.summary import by_step, step_statistics
 from annot.labels.foreign import serving_engine
@@ -139,7 +140,6 @@ _OF_INDUCTOR: Final = r"^triton_(?:poi|red|per|tem|for|mm)_"
 """Kernels that Inductor generates: pointwise, reductions, persistent reductions, templates and foreach."""
 _LEAST_IDLE: Final = 0.1
 """Fraction of the idle time from which a layer is named as a place of it."""
-_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _OF_FRAMEWORKS: Final = ("kineto", "xplane")
 """Formats that only frameworks write."""
 _FRAMEWORK_KERNELS: Final = (
@@ -172,6 +172,27 @@ class Advice:
     code: str
     saves: float
     layers: list[str] = field(default_factory=list)
+
+
+class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Code and a sentence of an advice; empty: another text stays."""
+
+    code: str
+    advice: str = ""
+
+
+class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``texts.toml``, which explains them."""
+
+    keras: dict[str, Text]
+    cuda: dict[str, Text]
+    collectives: dict[str, dict[str, Text]]
+
+
+@cache
+def texts() -> _Texts:
+    """Return texts that depend on the framework or the collective."""
+    return msgspec.toml.decode((Path(__file__).parent / "texts.toml").read_bytes(), type=_Texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +277,7 @@ class Facts:
         if self.attribution.meta.get("format") in _OF_FRAMEWORKS or not self.compilable:
             return False
         kernels = self.attribution.names.filter("kernel")["name"].cast(pl.String)
-        of_model = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED) | pl.col("phase").is_in(_OF_LAYERS)
+        of_model = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED) | pl.col("phase").is_in(LAYER_PHASES)
         return bool(
             kernels.len()
             and not kernels.str.contains(_FRAMEWORK_KERNELS).any()
@@ -271,7 +292,7 @@ class Facts:
     @cached_property
     def model_class(self) -> str:
         """Class of the model; empty: unknown, or several models."""
-        models = self.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
+        models = self.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(LAYER_PHASES))
         classes = models["module"].unique().to_list()
         return str(classes[0]) if len(classes) == 1 else ""
 
@@ -319,7 +340,8 @@ class Facts:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Fraction of step time (0 to 1) of each share of `annot.analyze.run_summary.step_time`."""
-        return _wall_fractions(self.step_time, "share")
+        sums = self.step_time.group_by("share").agg(pl.col("ns").sum())
+        return defaultdict(float, {share: ns / self.wall_ns for share, ns in sums.iter_rows() if self.wall_ns})
 
     @cached_property
     def cpu_layers(self) -> pl.DataFrame:
@@ -488,11 +510,11 @@ class Facts:
         """Return the number of matching GPU activities per step, or in the whole run without steps."""
         return float(self.work.filter(predicate)["calls"].sum() / max(self.steps.height, 1))
 
-    def layers_of(self, predicate: pl.Expr, most: int = 5) -> list[str]:
+    def layers_of(self, predicate: pl.Expr) -> list[str]:
         """Return the layers with the most time in the rows of `work` matching a predicate."""
         rows = self.work.filter(predicate & (pl.col("layer") != "") & ~pl.col("layer").str.starts_with("("))
         sums = rows.group_by("layer").agg(pl.col("wall_ns").sum())
-        return sums.sort("wall_ns", "layer", descending=[True, False])["layer"].head(most).to_list()
+        return sums.sort("wall_ns", "layer", descending=[True, False])["layer"].head(5).to_list()
 
     @cached_property
     def idle_layers(self) -> list[str]:
@@ -543,10 +565,3 @@ OUTSIDE_RANGES: Final = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") ==
 """Whether GPU activities were launched by recorded calls outside any range."""
 
 Rule: TypeAlias = Callable[[Facts], Advice | None]
-
-
-def _wall_fractions(table: pl.DataFrame, column: str) -> dict[str, float]:
-    """Fraction of the wall-clock time of all devices, by value of a column."""
-    wall = int(table.unique(["process", "device"])["wall_ns"].sum())
-    sums = table.group_by(column).agg(pl.col("ns").sum())
-    return defaultdict(float, {name: ns / wall for name, ns in sums.iter_rows() if wall})

@@ -35,8 +35,18 @@ class _Gemm:
     depth: int
 
     @property
+    def matrix(self) -> str:
+        """Sizes of a matrix multiplication of the batch, in words."""
+        return f"M={self.rows}, N={self.columns}, K={self.depth}"
+
+    @property
     def sizes(self) -> str:
-        return f"M={self.rows}, N={self.columns}, K={self.depth}" + (f", batch {self.batch}" if self.batch > 1 else "")
+        return self.matrix + (f", batch {self.batch}" if self.batch > 1 else "")
+
+    @property
+    def intensity(self) -> str:
+        """The arithmetic intensity of a memory-bound multiplication in words."""
+        return f"memory-bound with {self.operator.intensity:.3g} FLOPs per byte"
 
     @property
     def is_deep(self) -> bool:
@@ -156,8 +166,7 @@ def _small_batch(gemm: _Gemm) -> Cause | None:
         return None
     return Cause(
         "small_batched",
-        f"{gemm.batch} small matrix multiplications (M={gemm.rows}, N={gemm.columns}, K={gemm.depth}), memory-bound "
-        f"with {gemm.operator.intensity:.3g} FLOPs per byte",
+        f"{gemm.batch} small matrix multiplications ({gemm.matrix}), {gemm.intensity}",
         "Fuse small matrix multiplications with the operations around them, or combine them into larger ones.",
         "model = torch.compile(model)",
     )
@@ -167,21 +176,14 @@ def _skinny(gemm: _Gemm) -> Cause | None:
     """A GEMM with a small dimension, which makes it memory-bound."""
     if not gemm.operator.memory_bound:
         return None
-    smallest = min(gemm.rows, gemm.columns, gemm.depth)
-    words = (
-        f"a skinny matrix multiplication (M={gemm.rows}, N={gemm.columns}, K={gemm.depth}), memory-bound with "
-        f"{gemm.operator.intensity:.3g} FLOPs per byte"
-    )
-    if smallest not in (gemm.rows, gemm.columns):
-        return Cause("skinny", words, "Fuse the operations that follow: the output is larger than the inputs.",
-                     "model = torch.compile(model)")  # fmt: skip
+    words = f"a skinny matrix multiplication ({gemm.matrix}), {gemm.intensity}"
+    smallest = min(gemm.rows, gemm.columns)
+    if gemm.depth < smallest:
+        advice = "Fuse the operations that follow: the output is larger than the inputs."
+        return Cause("skinny", words, advice, "model = torch.compile(model)")
     more = "rows" if smallest == gemm.rows else "columns"
-    return Cause(
-        "skinny",
-        words,
-        f"Multiply more {more} at once, with a larger batch. Or store the weights in 8 bits.",
-        "loader = DataLoader(dataset, batch_size=2 * batch_size)",
-    )
+    advice = f"Multiply more {more} at once, with a larger batch. Or store the weights in 8 bits."
+    return Cause("skinny", words, advice, "loader = DataLoader(dataset, batch_size=2 * batch_size)")
 
 
 _GEMM_CAUSES: Final = (_vector, _small_batch, _few_rows, _few_tiles, _last_wave, _misaligned, _skinny)
@@ -340,5 +342,12 @@ def _large_kernel(convolution: _Convolution) -> Cause | None:
 
 
 _CONVOLUTION_CAUSES: Final = (
-    _transposed, _depthwise, _grouped, _pointwise, _asymmetric, _few_channels, _dilated, _large_kernel,
-)  # fmt: skip
+    _transposed,
+    _depthwise,
+    _grouped,
+    _pointwise,
+    _asymmetric,
+    _few_channels,
+    _dilated,
+    _large_kernel,
+)

@@ -10,9 +10,10 @@ import polars as pl
 from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.kernel_names import with_classes
-from annot.analyze.peaks import NVIDIA
+from annot.analyze.peaks import rates_of
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.attribution.attribute import known
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import Tag
 
 _SHORT_NS: Final = 10_000
@@ -137,7 +138,7 @@ def _idle_command(facts: Facts) -> str:
     """A line with the command that shows the layers that wait for launches; empty without ranges."""
     if not facts.idle_layers:
         return ""
-    layers = facts.layers.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]), pl.col("module") != "")
+    layers = facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES), pl.col("module") != "")
     columns = "roofline" if layers.height else "all"  # the roofline is about layers of models
     return f"annot report {facts.source} --columns {columns}      # which layers wait for launches\n"
 
@@ -170,7 +171,6 @@ CONVERSIONS: Final = (
     r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
 )
 """Names of layout conversion kernels in cuDNN, MIOpen (`batched_transpose_…`) and TensorRT."""
-"""Launching a kernel takes about as long as this."""
 _LOW: Final = r"(?i)f16|fp16|half|hgemm|h884|h1688|h16816|bf16|bfloat|e4m3|e5m2|i8|int8"
 _SINGLE: Final = r"(?i)f32|fp32|float|sgemm|scudnn"
 """Names of kernels that compute in 32 bits, unless they match `_LOW`: those also name their accumulator type."""
@@ -223,8 +223,7 @@ def _multiplies_bfloat16(facts: Facts) -> bool:
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
     devices = facts.attribution.meta.get("devices") or ()
-    device_rates = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
-    return all(rates is None or "bf16 tensor" in rates for rates in device_rates)
+    return all(rates is None or "bf16 tensor" in rates for rates in map(rates_of, devices))
 
 
 def outside_matrix_units(facts: Facts) -> pl.Expr | None:

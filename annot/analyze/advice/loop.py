@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, TypeAlias
+from typing import Final
 
 import polars as pl
 
@@ -16,7 +16,8 @@ from annot.analyze.advice.facts import (
     Advice,
     Facts,
     Loader,
-    Rule,
+    Text,
+    texts,
 )
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
@@ -29,52 +30,7 @@ _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
 _MOST_NAMED: Final = 3
 
-_RANK: Final = "Find the rank that the others wait for"
-_GRADIENTS: Final = (
-    f"{_RANK}, and overlap the all-reduce of gradients with the backward pass.",
-    "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)\n"
-    "with model.no_sync():      # accumulate the gradients of several batches",
-)
-_TENSORS: Final = (
-    f"{_RANK}, and all-reduce less: split layers among fewer ranks, or replicate small layers.",
-    "dist.all_reduce(x, async_op=True)      # and wait where the result is used",
-)
-_SHARDS: Final = (
-    f"{_RANK}, and gather the parameters of the next layer while this layer computes.",
-    "FullyShardedDataParallel(model, forward_prefetch=True)\n"
-    "fully_shard(model, reshard_after_forward=False)      # if the parameters fit: backward gathers nothing",
-)
-_SPLITS: Final = (
-    f"{_RANK}, and gather less: replicate small layers, or split layers among fewer ranks.",
-    "dist.all_gather_into_tensor(out, x, async_op=True)      # and wait where the result is used",
-)
-_EXCHANGE: Final = (
-    "Give all ranks the same amount to exchange, and compute something else during the all-to-all.",
-    "work = dist.all_to_all_single(received, sent, async_op=True)\n"
-    "...      # what does not need the result, such as the dense layers\n"
-    "work.wait()",
-)
-_BUFFERS: Final = (
-    f"{_RANK}, and broadcast less: DistributedDataParallel sends all buffers before each forward.",
-    "DistributedDataParallel(model, broadcast_buffers=False)      # if ranks may differ in their buffers",
-)
-_STAGES: Final = (
-    "Find the late rank, and let transfers overlap with compute: NCCL runs pipeline stages and all-to-all as "
-    "send and receive.",
-    "Schedule1F1B(stage, n_microbatches=16)      # more micro-batches: stages wait less for each other",
-)
-_ANY: Final = (f"{_RANK}, and communicate less often.", "")
-
-_Remedy: TypeAlias = tuple[str, str]
-_BY_OPERATION: Final[dict[str, dict[bool | None, _Remedy]]] = {
-    "all_reduce": {True: _GRADIENTS, False: _TENSORS},
-    "all_gather": {True: _SHARDS, False: _SPLITS},
-    "reduce_scatter": {True: _SHARDS, False: _SPLITS},
-    "all_to_all": dict.fromkeys((True, False, None), _EXCHANGE),
-    "send": dict.fromkeys((True, False, None), _STAGES),
-    "recv": dict.fromkeys((True, False, None), _STAGES),
-}
-"""Advice and code by the beginning of the operation, and by whether it belongs to a backward pass (None: unknown)."""
+_ANY: Final = Text("", "Find the rank that the others wait for, and communicate less often.")
 
 
 def collectives(facts: Facts) -> Advice | None:
@@ -91,7 +47,7 @@ def collectives(facts: Facts) -> Advice | None:
     calls = collectives_of(facts.attribution)
     times = _exposed(calls, facts.wall_ns)
     longest = next(iter(times), UNNAMED)
-    advice, code = _overlap_remedy(facts, calls, longest)
+    remedy = _overlap_remedy(facts, calls, longest)
     named = [f"{ratio:.0%} {name}" for name, ratio in times.items() if ratio >= _LEAST_NAMED and name != UNNAMED]
     several = f"collectives ({', '.join(named[:_MOST_NAMED])})" if len(named) > 1 else ""
     operations = several or ("collectives" if longest == UNNAMED else longest)
@@ -102,9 +58,9 @@ def collectives(facts: Facts) -> Advice | None:
     )
     return Advice(
         "collectives",
-        advice,
+        remedy.advice,
         f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name} {spent}",
-        "\n".join(filter(None, (f"{facts.ranks_command} --columns communication      # which rank is late", code))),
+        f"{facts.ranks_command} --columns communication      # which rank is late\n{remedy.code}".rstrip(),
         share,
     )
 
@@ -117,16 +73,15 @@ def _exposed(calls: Collectives, wall: int) -> dict[str, float]:
     return {operation: ns / wall for operation, ns in sums.iter_rows() if ns}
 
 
-def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> _Remedy:
+def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> Text:
     """Return the advice and the code for the operation that takes the most exposed time."""
+    if operation.startswith("broadcast") and not facts.has_backward:
+        return _ANY
     rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
     in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
-    if operation.startswith("broadcast"):  # a training run sends buffers in its forward pass
-        return _BUFFERS if facts.has_backward and in_forward else _ANY
-    of_backward = None if facts.has_backward is None else facts.has_backward and not in_forward
-    remedies = _BY_OPERATION.items()
-    of_operation = next((ways for name, ways in remedies if operation.startswith(name)), dict[bool | None, _Remedy]())
-    return of_operation.get(of_backward, _ANY)
+    direction = "backward" if facts.has_backward and not in_forward else "forward"
+    remedies = next((ways for name, ways in texts().collectives.items() if operation.startswith(name)), {})
+    return remedies.get("any" if facts.has_backward is None or "any" in remedies else direction, _ANY)
 
 
 def _library(facts: Facts, calls: Collectives) -> str:
@@ -159,11 +114,9 @@ def data_loading(facts: Facts) -> Advice | None:
     if share < LEAST_SHARE:
         return None
     late = _late_steps(facts)
-    if late.height:
-        advice, code = _remedy_of_late_batches(facts, late)
-        return Advice("late_batches", advice, _evidence(facts, share), code, share)
-    advice, code = _workers_remedy(facts, share)
-    return Advice("data_loading", advice, _evidence(facts, share), code, share)
+    rule = "late_batches" if late.height else "data_loading"
+    advice, code = _remedy_of_late_batches(facts, late) if late.height else _workers_remedy(facts, share)
+    return Advice(rule, advice, _evidence(facts, share), code, share)
 
 
 def _late_steps(facts: Facts) -> pl.DataFrame:
@@ -193,12 +146,8 @@ def _workers_remedy(facts: Facts, share: float) -> tuple[str, str]:
     loader, needed = facts.loader, _needed(facts, share)
     code = _loader(facts, needed)
     if loader.workers is None:
-        if loader.some:
-            return "Load data in more worker processes, or make loading cheaper.", code
-        return (
-            "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper.",
-            code,
-        )
+        unknown = "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper."
+        return "Load data in more worker processes, or make loading cheaper." if loader.some else unknown, code
     if not loader.workers:
         return "Load data in worker processes, before the step needs it.", code
     if needed > loader.workers:
@@ -412,9 +361,8 @@ def stragglers(facts: Facts) -> Advice | None:
         else f"{name.capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of {len(times)} "
         f"processes for {median / steps:,.1f} ms"
     )
-    in_page = f"annot report {facts.source} -o run.html      # with the timeline of each GPU"
-    by_process = f"annot report {facts.source} --by-process"
-    code = by_process if facts.processes > 1 else in_page
+    options = "--by-process" if facts.processes > 1 else "-o run.html      # with the timeline of each GPU"
+    code = f"annot report {facts.source} {options}"
     return Advice("stragglers", f"Find out why {who}: {why}.", evidence, code, (longest - median) / wall)
 
 
@@ -457,6 +405,4 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives,
-)  # fmt: skip
+RULES: Final = (data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives)

@@ -266,26 +266,19 @@ def _head_size(attention: _Attention) -> Cause | None:
     width = attention.query[-1]
     if not width % _HEAD_DIVISOR and width <= _LARGEST_HEAD:
         return None
-    return Cause(
-        "head_size", f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support",
-        "Use a head size of 64 or 128.", "heads = width // 128",
-    )  # fmt: skip
+    words = f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support"
+    return Cause("head_size", words, "Use a head size of 64 or 128.", "heads = width // 128")
 
 
-def _long_sequence(attention: _Attention) -> Cause | None:
-    """A length of at least `_LONG`: the work of attention grows with the square of the length."""
-    if max(attention.length, attention.source) < _LONG:
-        return None
-    return _newer_kernel("long_sequence", "a long sequence", attention)
-
-
-def _low_efficiency(attention: _Attention) -> Cause | None:
-    """A low share of the roof of a known device."""
+def _older_kernel(attention: _Attention) -> Cause | None:
+    """A length of at least `_LONG`, as the work grows with its square, or a low share of the roof of a known device."""
     share = attention.operator.roof_share
-    return None if share is None or share >= LOW_ROOF else _newer_kernel("low_efficiency", "attention", attention)
-
-
-def _newer_kernel(name: str, what: str, attention: _Attention) -> Cause:
+    if max(attention.length, attention.source) >= _LONG:
+        name, what = "long_sequence", "a long sequence"
+    elif share is not None and share < LOW_ROOF:
+        name, what = "low_efficiency", "attention"
+    else:
+        return None
     return Cause(
         name,
         f"{what} ({attention.sizes}){attention.roof}",
@@ -298,9 +291,7 @@ _KERNELS_OF_AMD: Final = 'torch.backends.cuda.preferred_rocm_fa_library("ck")   
 _KERNELS_OF_NVIDIA: Final = (
     "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):\n    out = model(x)"
 )
-_ATTENTION_CAUSES: Final = (
-    _separate_kernels, _decode, _short_sequences, _mask, _head_size, _long_sequence, _low_efficiency,
-)  # fmt: skip
+_ATTENTION_CAUSES: Final = (_separate_kernels, _decode, _short_sequences, _mask, _head_size, _older_kernel)
 
 
 _ROWS: Final = 16

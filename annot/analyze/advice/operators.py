@@ -249,10 +249,8 @@ def _copies(facts: Facts, *, kind: str) -> Advice | None:
     what, advice, code = _COPIES[kind]
     longest = operators[shares.index(max(shares))]
     others = f", of which {max(shares):.0%} to {longest.title}" if len(operators) > 1 else f": {longest.title}"
-    return Advice(
-        kind, advice, f"{sum(shares):.0%} of {facts.time} goes to {what}{others}", code, sum(shares),
-        _layers(facts, operators),
-    )  # fmt: skip
+    evidence = f"{sum(shares):.0%} of {facts.time} goes to {what}{others}"
+    return Advice(kind, advice, evidence, code, sum(shares), _layers(facts, operators))
 
 
 def _kind_of_copy(operator: Operator) -> str:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeAlias
+
+import msgspec
 
 from annot.labels.tag import Tag, TensorSpec, Value
 
 Shape: TypeAlias = tuple[int, ...]
 
-_SIZES: Final = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u32": 4, "u16": 2,
-    "u8": 1, "c128": 16, "c64": 8, "c32": 4, "bool": 1, "qint8": 1, "quint8": 1, "qint32": 4,
-}  # fmt: skip
+Gemms: TypeAlias = tuple[tuple[int, int, int, int], ...]
+"""Batch, rows, columns and depth of matrix multiplications."""
+
+_DTYPE: Final = re.compile(r"(?:bf|[fiuc]|qu?int)(8|16|32|64|128)|float8_\w+|bool")
+
+
+class _Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``names.toml``, which explains them."""
+
+    names: dict[str, list[str]]
+    layer_of: dict[str, dict[str, str]]
+    flops: dict[str, dict[str, tuple[int, int]]]
+
+
+NAMES: Final = msgspec.toml.decode((Path(__file__).parent / "names.toml").read_bytes(), type=_Names)
 
 
 class UncountableError(Exception):
@@ -55,7 +70,7 @@ class Cost:
             False for a matrix multiplication with weights.
         differentiable: whether the inputs can have gradients. False for indices.
         weight_gradients: bytes of the weight gradients; None: the same as `weights`.
-        gemms: batch, rows, columns and depth of each GEMM of the forward.
+        gemms: the matrix multiplications of the forward.
     """
 
     flops: int
@@ -68,7 +83,7 @@ class Cost:
     needs_inputs: bool = False
     differentiable: bool = True
     weight_gradients: int | None = None
-    gemms: tuple[tuple[int, int, int, int], ...] = ()
+    gemms: Gemms = ()
 
     def forward(self) -> Work:
         """Return the work of a forward call."""
@@ -191,11 +206,10 @@ Formula: TypeAlias = Callable[[Call], Cost]
 
 def item_size(dtype: str) -> int:
     """Return the bytes per element of a dtype, a short name of `annot.labels.tag.short_dtype`."""
-    if dtype.startswith("float8_"):
-        return 1
-    if dtype not in _SIZES:
+    match = _DTYPE.fullmatch(dtype)
+    if match is None:
         raise UncountableError
-    return _SIZES[dtype]
+    return int(match[1] or 8) // 8
 
 
 def broadcast(*shapes: Shape) -> Shape:

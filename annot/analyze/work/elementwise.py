@@ -20,28 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from annot.analyze.work.call import Call, Cost, Formula, UncountableError, broadcast, item_size, output_sizes
+from annot.analyze.work.call import NAMES, Call, Cost, Formula, UncountableError, broadcast, item_size, output_sizes
 from annot.labels.optimizer_arguments import NUMBERS
 from annot.labels.tag import Value
-
-_ACTIVATIONS: Final = {
-    # forward and backward FLOPs per element
-    "ReLU": (1, 1), "ReLU6": (2, 2), "Hardtanh": (2, 2), "Threshold": (1, 1), "LeakyReLU": (2, 2), "PReLU": (2, 2),
-    "RReLU": (2, 2), "ELU": (4, 3), "SELU": (5, 4), "CELU": (5, 4), "Sigmoid": (4, 3), "LogSigmoid": (4, 5),
-    "Tanh": (1, 3), "Hardsigmoid": (4, 3), "Hardswish": (5, 5), "GELU": (5, 10), "SiLU": (5, 8), "Mish": (5, 9),
-    "Softplus": (3, 4), "Softsign": (3, 4), "Softshrink": (3, 2), "Hardshrink": (2, 2), "Tanhshrink": (2, 3),
-    "Softmax": (5, 4), "Softmin": (6, 5), "LogSoftmax": (5, 4), "Softmax2d": (5, 4),
-    "Dropout": (2, 1), "Dropout1d": (2, 1), "Dropout2d": (2, 1), "Dropout3d": (2, 1), "AlphaDropout": (4, 1),
-    "FeatureAlphaDropout": (4, 1),
-}  # fmt: skip
-_FREE: Final = (
-    "Identity", "Flatten", "Unflatten", "Sequential", "ModuleList", "ModuleDict", "Reshape", "InputLayer", "Permute",
-    "TransformerEncoder", "TransformerDecoder",
-)  # fmt: skip
-"""Layers without computation: views, and containers whose layers are counted separately."""
 
 
 def _free(_: Call) -> Cost:
@@ -50,12 +35,8 @@ def _free(_: Call) -> Cost:
 
 def each(call: Call, forward: int, backward: int, *, needs_inputs: bool = True) -> Cost:
     """Count FLOPs per element, and two per element for the gradient of the slopes of a PReLU."""
-    count, size = call.count(), call.bytes_of()
     params = call.number("num", 1) if call.name == "PReLU" else 0
-    return Cost(
-        forward * count, size, size, params * call.item, params, to_inputs=backward * count,
-        to_weights=2 * count * bool(params), needs_inputs=needs_inputs,
-    )  # fmt: skip
+    return replace(_normalised(call, (forward, forward), (backward, 2), params), needs_inputs=needs_inputs)
 
 
 # ------------------------------------------------------------------ normalisations
@@ -69,17 +50,18 @@ def _normalised(call: Call, forward: tuple[int, int], backward: tuple[int, int],
     """
     count, size = call.count(), call.bytes_of()
     return Cost(
-        forward[params > 0] * count, size, size, params * call.item, params, to_inputs=backward[0] * count,
-        to_weights=backward[1] * count * (params > 0), needs_inputs=True,
-    )  # fmt: skip
+        forward[params > 0] * count,
+        *(size, size, params * call.item, params),
+        to_inputs=backward[0] * count,
+        to_weights=backward[1] * count * (params > 0),
+        needs_inputs=True,
+    )
 
 
-_MOMENTS: Final = (5, 7)
-"""FLOPs per element: mean 1, difference 1, sum of squares 2, scale 1; affine parameters add 2."""
-_MOMENTS_GRADIENTS: Final = (8, 3)
-_SQUARES: Final = (3, 4)
-"""FLOPs per element: sum of squares 2, scale 1; the affine parameter adds 1."""
-_SQUARES_GRADIENTS: Final = (6, 2)
+_MOMENTS: Final = ((5, 7), (8, 3))
+"""FLOPs per element: mean 1, difference 1, sum of squares 2, scale 1; affine parameters add 2. And of the gradients."""
+_SQUARES: Final = ((3, 4), (6, 2))
+"""FLOPs per element: sum of squares 2, scale 1; the affine parameter adds 1. And of the gradients."""
 
 
 def _channel_norm(call: Call, axis: int, *, affine: bool = True) -> Cost:
@@ -88,7 +70,7 @@ def _channel_norm(call: Call, axis: int, *, affine: bool = True) -> Cost:
     if len(shape) < 2:
         raise UncountableError
     channels = shape[1 if call.is_channels_first else axis]
-    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine", default=affine))
+    return _normalised(call, *_MOMENTS, 2 * channels * call.flag("affine", default=affine))
 
 
 def _last_norm(call: Call, *, squares: bool) -> Cost:
@@ -97,8 +79,8 @@ def _last_norm(call: Call, *, squares: bool) -> Cost:
     over = math.prod(call.numbers("over", len(value) if isinstance(value, tuple) else 1, call.shape()[-1]))
     params = over * call.flag("affine")
     if squares:
-        return _normalised(call, _SQUARES, _SQUARES_GRADIENTS, params)
-    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params * (1 + call.flag("bias")))
+        return _normalised(call, *_SQUARES, params)
+    return _normalised(call, *_MOMENTS, params * (1 + call.flag("bias")))
 
 
 # ------------------------------------------------------------------ pooling
@@ -106,12 +88,8 @@ def _last_norm(call: Call, *, squares: bool) -> Cost:
 
 def _pooled(call: Call, positions: int, window: int, *, average: bool) -> Cost:
     """Count window − 1 comparisons or additions per output; average pooling adds one division."""
-    size = call.item
-    to_inputs = positions * (window + 1 if average else 1)
-    return Cost(
-        positions * (window - 1 + average), call.bytes_of(), positions * size, to_inputs=to_inputs,
-        needs_inputs=not average,
-    )  # fmt: skip
+    flops, to_inputs = positions * (window - 1 + average), positions * (window + 1 if average else 1)
+    return Cost(flops, call.bytes_of(), positions * call.item, to_inputs=to_inputs, needs_inputs=not average)
 
 
 def _pool(call: Call, count: int, *, average: bool) -> Cost:
@@ -160,14 +138,6 @@ def _loss(call: Call, forward: int, backward: int) -> Cost:
     return Cost(flops, inputs, outputs * size, to_inputs=count * backward, needs_inputs=True)
 
 
-_LOSSES: Final = {
-    "MSELoss": (2, 2), "L1Loss": (2, 2), "SmoothL1Loss": (5, 3), "HuberLoss": (5, 3), "BCELoss": (6, 5),
-    "BCEWithLogitsLoss": (7, 5), "CrossEntropyLoss": (5, 3), "KLDivLoss": (3, 1), "PoissonNLLLoss": (3, 3),
-    "MeanSquaredError": (2, 2), "MeanAbsoluteError": (2, 2), "BinaryCrossentropy": (7, 5),
-    "CategoricalCrossentropy": (5, 3), "SparseCategoricalCrossentropy": (5, 3),
-}  # fmt: skip
-
-
 def _sum_of_inputs(call: Call) -> Cost:
     """Count one FLOP per element and input after the first, as in Keras's Add."""
     flops = max(0, len(call.tensors) - 1) * call.count()
@@ -210,8 +180,8 @@ def _elementwise(call: Call) -> Cost:
 
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: partial(each, forward=ahead, backward=back) for name, (ahead, back) in _ACTIVATIONS.items()},
-    **dict.fromkeys(_FREE, _free),
+    **{name: partial(each, forward=ahead, backward=back) for name, (ahead, back) in NAMES.flops["activations"].items()},
+    **dict.fromkeys(NAMES.names["free_layers"], _free),
     **dict.fromkeys(
         ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), partial(_channel_norm, axis=1)
     ),
@@ -229,34 +199,21 @@ LAYERS: Final[dict[str, Formula]] = {
     **{f"AveragePooling{count}D": partial(_keras_pool, count=count, average=True) for count in (1, 2, 3)},
     **{f"GlobalMaxPooling{count}D": partial(_global_pool, average=False) for count in (1, 2, 3)},
     **{f"GlobalAveragePooling{count}D": partial(_global_pool, average=True) for count in (1, 2, 3)},
-    **{name: partial(_loss, forward=ahead, backward=back) for name, (ahead, back) in _LOSSES.items()},
+    **{name: partial(_loss, forward=ahead, backward=back) for name, (ahead, back) in NAMES.flops["losses"].items()},
     "Upsample": _upsampled,
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"), _sum_of_inputs),
     "Concatenate": _concatenated,
 }
 
-_NAMED_AFTER: Final = {
-    "relu": "ReLU", "relu_": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU",
-    "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "GELU", "silu": "SiLU", "mish": "Mish", "hardswish": "Hardswish",
-    "softplus": "Softplus", "softmax": "Softmax", "log_softmax": "LogSoftmax", "dropout": "Dropout",
-    "cross_entropy": "CrossEntropyLoss", "mse_loss": "MSELoss",
-}  # fmt: skip
-_BINARY: Final = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "rsub", "true_divide")
-_UNARY: Final = ("exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean", "sum", "max", "min", "cumsum")
-_VIEWS: Final = (
-    "view", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "split",
-    "chunk", "unbind", "detach", "__getitem__", "size", "t", "expand_as", "view_as", "narrow", "select",
-    "movedim", "swapaxes", "to", "type_as", "float", "half", "bfloat16", "contiguous", "arange", "zeros", "ones",
-)  # fmt: skip
-"""Operations without computation. Operations that may copy count as views."""
-
 OPERATIONS: Final[dict[str, Formula]] = {
-    **{name: LAYERS[layer] for name, layer in _NAMED_AFTER.items()},
-    **{form: _elementwise for name in _BINARY for form in (name, f"{name}_", f"__{name}__", f"__i{name}__")},
+    **{name: LAYERS[layer] for name, layer in NAMES.layer_of["operations"].items()},
+    **{
+        form.format(name): _elementwise for name in NAMES.names["binary"] for form in ("{}", "{}_", "__{}__", "__i{}__")
+    },
     **{f"__r{name}__": _elementwise for name in ("add", "sub", "mul", "truediv", "pow")},
     **dict.fromkeys(("__truediv__", "__neg__", "__pow__"), _elementwise),
-    **dict.fromkeys(_UNARY, _elementwise),
-    **dict.fromkeys(_VIEWS, _free),
+    **dict.fromkeys(NAMES.names["unary"], _elementwise),
+    **dict.fromkeys(NAMES.names["free_operations"], _free),
     **dict.fromkeys(("cat", "concat", "stack"), _concatenated),
 }
 

@@ -13,7 +13,17 @@ from functools import cache, partial
 from typing import Final
 
 from annot.analyze.work import elementwise, linear
-from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, Shape, UncountableError, Work, output_sizes
+from annot.analyze.work.call import (
+    CONTRADICTIONS,
+    NAMES,
+    Call,
+    Cost,
+    Formula,
+    Shape,
+    UncountableError,
+    Work,
+    output_sizes,
+)
 from annot.analyze.work.elementwise import UPDATES
 from annot.analyze.work.linear import product
 from annot.labels.tag import Tag, TensorSpec
@@ -156,17 +166,10 @@ def _adaptive(call: Call, name: str) -> Cost:
     return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
 
 
-_ELEMENTS: Final = {
-    # forward and backward FLOPs per element
-    "SpatialDropout1D": (2, 1), "SpatialDropout2D": (2, 1), "SpatialDropout3D": (2, 1),
-    "GaussianNoise": (2, 0), "GaussianDropout": (3, 1), "Masking": (2, 1), "Normalization": (2, 1),
-    "Rescaling": (2, 1), "UnitNormalization": (3, 6), "ActivityRegularization": (0, 0),
-}  # fmt: skip
-
 KERAS_LAYERS: Final[dict[str, Formula]] = {
     **{
         name: partial(elementwise.each, forward=ahead, backward=back, needs_inputs=False)
-        for name, (ahead, back) in _ELEMENTS.items()
+        for name, (ahead, back) in NAMES.flops["keras"].items()
     },
     "EinsumDense": _einsum,
     "ReversibleEmbedding": _reversible,

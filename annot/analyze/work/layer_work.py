@@ -20,26 +20,23 @@ import polars as pl
 
 from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities
 from annot.analyze.kernel_names import classify
-from annot.analyze.work.call import Cost
+from annot.analyze.work.call import Cost, Gemms
 from annot.analyze.work.formulas import cost, expected
 from annot.analyze.work.operators import Calls, operator_calls
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
-from annot.attribution.layer_tables import by_layer
+from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
 from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
-_PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
-_WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
-    "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
-}  # fmt: skip
+_WORK_COLUMNS: Final = dict.fromkeys(("flops", "bytes_read", "bytes_written", "params"), pl.Int64)
 """Columns that `layer_work` adds to a layer."""
 
-_IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+_IS_LAYER: Final = (pl.col("phase").is_in(LAYER_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
 """Whether a row of `annot.attribution.by_layer` is a layer or an optimizer step."""
 
 _MOST: Final = 2**63 - 1
@@ -107,7 +104,7 @@ def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
     tags: dict[Key, list[Tag]] = {}
     for text, _ in _texts(attribution):
         tag = parse(text)
-        if tag is not None and tag.phase in _PHASES:
+        if tag is not None and tag.phase in LAYER_PHASES:
             tags.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
     return tags
 
@@ -125,7 +122,7 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
     for key, works in operator_calls(attribution).items():
-        if key[2] in _PHASES and (key not in sums or _is_void(sums[key])):
+        if key[2] in LAYER_PHASES and (key not in sums or _is_void(sums[key])):
             sums[key] = works
     return sums
 
@@ -134,7 +131,7 @@ def _is_layer(tag: Tag) -> bool:
     """Return whether a range belongs to a row for which `_IS_LAYER` is true."""
     if tag.phase == "optimizer":
         return bool(tag.module and not tag.layer)
-    return tag.phase in _PHASES and bool(tag.layer or tag.module)
+    return tag.phase in LAYER_PHASES and bool(tag.layer or tag.module)
 
 
 def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:
@@ -210,10 +207,8 @@ def by_work(attribution: Attribution) -> pl.DataFrame:
     rows = with_work(by_layer(attribution).filter(_IS_LAYER), attribution)
     time = pl.col("gpu_self_ns" if has_gpu_activities(attribution) else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
-    return rows.select(
-        "layer", "module", "phase", "calls", *_TIMES, "flops", _MOVED, "bytes_read", "bytes_written", "params",
-        "counted", speed, "shapes",
-    )  # fmt: skip
+    work = ("flops", _MOVED, "bytes_read", "bytes_written", "params", "counted", speed)
+    return rows.select(*KEY, "calls", *_TIMES, *work, "shapes")
 
 
 _COUNTERS: Final = (
@@ -223,8 +218,12 @@ _COUNTERS: Final = (
     (re.compile(r"(?:smsp|sm)__ops_path_(tensor)_src_\w+(?<!sparsity_on)(?<!sparsity_off)\.sum"), 1),
     (re.compile(r"(?:smsp|sm)__inst_executed_(pipe)_tensor\.sum"), 1),
 )
-_COLUMNS: Final = {"f": "flops", "s": "flops", "d": "flops", "h": "half_flops", "tensor": "tensor_flops",
-                   "pipe": "tensor_instructions"}  # fmt: skip
+_COLUMNS: Final = {
+    **dict.fromkeys("fsd", "flops"),
+    "h": "half_flops",
+    "tensor": "tensor_flops",
+    "pipe": "tensor_instructions",
+}
 _FLOPS: Final = ("flops", "half_flops", "tensor_flops", "tensor_instructions")
 _UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
 _HALF: Final = ("f16", "bf16")
@@ -251,12 +250,9 @@ def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
     table = table.unique(["what", "unit"], keep="first", maintain_order=True)
     rows = metrics.join(table, on=["name", "unit"], nulls_equal=True)
     rows = rows.with_columns((pl.col("value") * pl.col("weight")).alias("value"))
-    sums = rows.group_by("kernel").agg(
-        pl.when((pl.col("column") == name).any())
-        .then(pl.col("value").filter(pl.col("column") == name).sum()).round().cast(pl.Int64, strict=False).alias(name)
-        for name in _FLOPS
-    )  # fmt: skip
-    return sums.sort("kernel")
+    counts = [pl.col("value").filter(pl.col("column") == name) for name in _FLOPS]
+    sums = [pl.when(count.len() > 0).then(count.sum()).round().cast(pl.Int64, strict=False) for count in counts]
+    return rows.group_by("kernel").agg(**dict(zip(_FLOPS, sums, strict=True))).sort("kernel")
 
 
 def _counter(name: str, unit: str | None) -> tuple[str, float, str] | None:
@@ -301,10 +297,12 @@ def with_measured(rows: pl.DataFrame, attribution: Attribution, profile: Profile
     return rows.join(measured, on=list(KEY), how="left", maintain_order="left")
 
 
-_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    **dict.fromkeys(KEY, pl.String), "kernels": pl.Int64, "flops": pl.Int64, "flops_measured": pl.Int64,
-    "ratio": pl.Float64, "explanation": pl.String,
-}  # fmt: skip
+_SCHEMA: Final = {
+    **dict.fromkeys(KEY, pl.String),
+    **dict.fromkeys(("kernels", "flops", "flops_measured"), pl.Int64),
+    "ratio": pl.Float64,
+    "explanation": pl.String,
+}
 
 
 def _measured_row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) -> tuple[Any, ...]:
@@ -370,7 +368,7 @@ def tiles(name: str) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2]))] if match else []
 
 
-def padded(gemms: Sequence[tuple[int, int, int, int]], tile: tuple[int, int]) -> int:
+def padded(gemms: Gemms, tile: tuple[int, int]) -> int:
     """Return the FLOPs of GEMMs (batch, M, N, K) padded to whole tiles, in the orientation with fewer tiles."""
     total = 0
     for batch, rows, columns, depth in gemms:

@@ -17,11 +17,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast, item_size, output_sizes
+from annot.analyze.work.call import (
+    Call,
+    Cost,
+    Formula,
+    Gemms,
+    Shape,
+    UncountableError,
+    broadcast,
+    item_size,
+    output_sizes,
+)
 
 
-def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
-            gemms: tuple[tuple[int, int, int, int], ...] = ()) -> Cost:  # fmt: skip
+def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0, gemms: Gemms = ()) -> Cost:
     """Return the cost of a matrix multiplication of inputs and weights, from multiply-adds and numbers of elements."""
     size, params = call.product_item, weights + bias
     flops = 2 * macs
@@ -54,10 +63,9 @@ def _convolution(call: Call, *, depthwise: bool = False) -> Cost:
     out = channels * call.number("multiplier", 1) if depthwise else call.number("out")
     groups = channels if depthwise else call.number("groups", 1)
     outputs, inner = batch * math.prod(output_sizes(call, sizes, kernel)), channels // groups * math.prod(kernel)
-    return product(
-        call, outputs * out * inner, batch * channels * math.prod(sizes), outputs * out, out * inner,
-        out * call.flag("bias"), ((groups, outputs, out // groups, inner),),
-    )  # fmt: skip
+    inputs, gemms = batch * channels * math.prod(sizes), ((groups, outputs, out // groups, inner),)
+    bias = out * call.flag("bias")
+    return product(call, outputs * out * inner, inputs, outputs * out, out * inner, bias, gemms)
 
 
 def _transposed(call: Call) -> Cost:
@@ -70,12 +78,9 @@ def _transposed(call: Call) -> Cost:
         (size - 1) * step - 2 * pad + wide * (length - 1) + extra + 1
         for size, step, pad, wide, length, extra in zip(sizes, stride, padding, dilation, kernel, more, strict=True)
     )
-    weights = channels * (out // groups) * math.prod(kernel)
-    inputs = batch * math.prod(sizes)
-    return product(
-        call, inputs * weights, inputs * channels, batch * out * positions, weights, out * call.flag("bias"),
-        ((groups, inputs, out // groups * math.prod(kernel), channels // groups),),
-    )  # fmt: skip
+    columns, inputs, bias = out // groups * math.prod(kernel), batch * math.prod(sizes), out * call.flag("bias")
+    weights, gemms = channels * columns, ((groups, inputs, columns, channels // groups),)
+    return product(call, inputs * weights, inputs * channels, batch * out * positions, weights, bias, gemms)
 
 
 def _kernel(call: Call) -> Shape:
@@ -177,10 +182,8 @@ def _embedding(call: Call, *, bag: bool = False) -> Cost:
     params, touched = call.number("num") * dim, rows * dim
     if bag:
         rows = call.shape()[0] if len(call.shape()) == 2 else call.count(1) if len(call.tensors) > 1 else 1
-    return Cost(
-        touched * bag, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched,
-        differentiable=False, weight_gradients=params * size,
-    )  # fmt: skip
+    cost = Cost(touched * bag, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched)
+    return replace(cost, differentiable=False, weight_gradients=params * size)
 
 
 def _recurrent(call: Call) -> Cost:
@@ -227,11 +230,9 @@ def _attention(call: Call) -> Cost:
     inputs = batch * (length * width + source * (key + value) * (call.tensors[:1] * 2 != call.tensors[1:3]))
     cost = product(call, projected, inputs, batch * length * width, weights, bias)
     flops = cost.flops + 2 * 2 * batch * pairs * width
-    gemms = (
-        (2, batch * length, width, width), (1, batch * source, width, key), (1, batch * source, width, value),
-        (batch * heads, length, source, width // heads), (batch * heads, length, width // heads, source),
-    )  # fmt: skip
-    return replace(cost, flops=flops, to_inputs=flops, to_weights=flops, gemms=gemms)
+    gemms = (2, batch * length, width, width), (1, batch * source, width, key), (1, batch * source, width, value)
+    mixes = (batch * heads, length, source, width // heads), (batch * heads, length, width // heads, source)
+    return replace(cost, flops=flops, to_inputs=flops, to_weights=flops, gemms=gemms + mixes)
 
 
 def _keras_attention(call: Call) -> Cost:
@@ -248,15 +249,12 @@ def _keras_attention(call: Call) -> Cost:
     deep, groups = call.number("value_dim", wide), call.number("kv_heads", heads)
     batch, length, width = query
     source, out = value[1], call.number("out", width)
-    of_query, of_key, of_value, of_out = (
-        width * heads * wide, key[2] * groups * wide, value[2] * groups * deep, heads * deep * out
-    )  # fmt: skip
+    of_query, of_out = width * heads * wide, heads * deep * out
+    of_key, of_value = key[2] * groups * wide, value[2] * groups * deep
     macs = batch * (length * (of_query + of_out) + source * (of_key + of_value))
     bias = (heads * wide + groups * (wide + deep) + out) * call.flag("bias")
-    cost = product(
-        call, macs, batch * (length * width + source * value[2]), batch * length * out,
-        of_query + of_key + of_value + of_out, bias,
-    )  # fmt: skip
+    inputs, weights = batch * (length * width + source * value[2]), of_query + of_key + of_value + of_out
+    cost = product(call, macs, inputs, batch * length * out, weights, bias)
     mixed = 2 * batch * length * source * heads * (wide + deep)
     if not call.alone:
         size = call.product_item

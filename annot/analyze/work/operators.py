@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import polars as pl
 
-from annot.analyze.work.call import CONTRADICTIONS, Call, Cost, Formula, UncountableError, Work, item_size
+from annot.analyze.work.call import CONTRADICTIONS, NAMES, Call, Cost, Formula, UncountableError, Work, item_size
 from annot.analyze.work.formulas import LAYERS, OPERATIONS
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
@@ -114,15 +114,6 @@ def _normalised(call: Call, *, name: str) -> Cost:
     weight, bias = (call.arguments.get(argument, True) is not None for argument in ("weight", "bias"))
     arguments = {**call.arguments, "affine": weight, "bias": bias}
     return LAYERS[name](replace(call, name=name, arguments=arguments))
-
-
-def _batch_norm_backward(call: Call, *, inputs: slice) -> Work:
-    return _normalised(replace(call, tensors=call.tensors[inputs]), name="BatchNorm2d").backward()
-
-
-def _layer_norm_backward(call: Call) -> Work:
-    """Count the backward of a layer norm; older releases name the tensors in another order, with the same shapes."""
-    return _normalised(replace(call, tensors=call.tensors[1:]), name="LayerNorm").backward()
 
 
 def _pool(call: Call, *, average: bool) -> Cost:
@@ -244,54 +235,23 @@ def _loss(call: Call, *, name: str) -> Cost:
     return LAYERS[name](replace(call, name=name, tensors=call.tensors[:2], arguments=arguments))
 
 
-def _loss_backward(call: Call) -> Work:
-    return _loss(replace(call, tensors=call.tensors[1:]), name="MSELoss").backward()
-
-
-_SAME_NAME: Final = (
-    "linear", "mm", "bmm", "matmul", "mv", "dot", "addmm", "baddbmm", "softmax", "log_softmax", "add", "sub", "mul",
-    "div", "maximum", "minimum", "pow", "rsub", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos",
-    "cumsum", "relu", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "mish", "hardswish", "softplus",
-)  # fmt: skip
-"""Operators whose formula in `OPERATIONS` has their name."""
-_IN_PLACE: Final = ("add", "sub", "mul", "div", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "hardswish")
-_GRADIENTS: Final = {
-    "threshold": "ReLU", "gelu": "GELU", "silu": "SiLU", "sigmoid": "Sigmoid", "tanh": "Tanh",
-    "hardswish": "Hardswish",
-}  # fmt: skip
-
 _OPERATORS: Final[Mapping[str, _Count]] = {
-    **{name: _forward(OPERATIONS[name]) for name in _SAME_NAME},
-    **{f"{name}_": _forward(OPERATIONS[name]) for name in _IN_PLACE},
-    **{
-        name: _forward(_convolution)
-        for name in (
-            "convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose", "miopen_convolution",
-            "miopen_convolution_transpose", "miopen_depthwise_convolution", "mkldnn_convolution",
-            *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3)),
-        )
-    },
+    **{name: _forward(OPERATIONS[name]) for name in NAMES.names["operators"]},
+    **{f"{name}_": _forward(OPERATIONS[name]) for name in NAMES.names["in_place"]},
+    **dict.fromkeys(NAMES.names["convolutions"], _forward(_convolution)),
+    **{f"conv{kind}{count}d": _forward(_convolution) for kind in ("", "_transpose") for count in (1, 2, 3)},
     "_scaled_mm": _forward(OPERATIONS["mm"]),
     **dict.fromkeys(REDUCTIONS, _forward(_reduction)),
     "convolution_backward": _convolution_backward,
-    **{
-        name: _forward(_attention)
-        for name in (
-            "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        )
-    },
-    **{
-        f"_scaled_dot_product_{name}_backward": _gradient(_attention)
-        for name in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-    },
+    **dict.fromkeys(NAMES.names["attention"], _forward(_attention)),
+    **{f"{name}_backward": _gradient(_attention) for name in NAMES.names["attention"] if name.startswith("_")},
     "batch_norm": _forward(partial(_normalised, name="BatchNorm2d")),
-    "native_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1, None)),
-    "cudnn_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
-    "miopen_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
+    "native_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d")),
+    "cudnn_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d"), slice(1)),
+    "miopen_batch_norm_backward": _gradient(partial(_normalised, name="BatchNorm2d"), slice(1)),
     "layer_norm": _forward(partial(_normalised, name="LayerNorm"), "over"),
-    "native_layer_norm_backward": _layer_norm_backward,
+    # Older releases name the tensors in another order, with the same shapes.
+    "native_layer_norm_backward": _gradient(partial(_normalised, name="LayerNorm")),
     "group_norm": _forward(partial(_normalised, name="GroupNorm")),
     "rms_norm": _forward(partial(_normalised, name="RMSNorm"), "over"),
     "embedding": _forward(_embedding),
@@ -303,23 +263,16 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
     **{f"adaptive_avg_pool{count}d": _forward(_adaptive) for count in (1, 2, 3)},
     "_adaptive_avg_pool2d_backward": _adaptive_backward,
     **dict.fromkeys(("dropout", "dropout_"), _forward(_dropout)),
-    **{f"{name}_backward": _gradient(_layer(layer)) for name, layer in _GRADIENTS.items()},
+    **{f"{name}_backward": _gradient(_layer(layer)) for name, layer in NAMES.layer_of["gradients"].items()},
     "_softmax_backward_data": _gradient(_layer("Softmax")),
     "_log_softmax_backward_data": _gradient(_layer("LogSoftmax")),
     "native_dropout_backward": _gradient(_layer("Dropout"), slice(1)),
     "mse_loss": _forward(partial(_loss, name="MSELoss")),
-    "mse_loss_backward": _loss_backward,
+    "mse_loss_backward": _gradient(partial(_loss, name="MSELoss")),
     "cross_entropy_loss": _forward(partial(_loss, name="CrossEntropyLoss")),
-}  # fmt: skip
+}
 
-FREE: Final = VIEWS | {
-    f"aten::{name}"
-    for name in (
-        "to", "_to_copy", "type_as", "contiguous", "clone", "copy_", "cat", "stack", "repeat", "zeros", "zeros_like",
-        "new_zeros", "ones", "ones_like", "full", "full_like", "arange", "fill_", "zero_", "slice_backward",
-        "select_backward",
-    )
-}  # fmt: skip
+FREE: Final = VIEWS | {f"aten::{name}" for name in NAMES.names["free_operators"]}
 """Operators without computation, as in `annot.analyze.work.elementwise`: views, new tensors and copies."""
 
 
