@@ -261,7 +261,7 @@ class KernelClass:
     """Classification of a kernel by its name.
 
     Args:
-        kind: one of `annot.analyze.kernel_name_patterns.KINDS`; "other" for unknown names.
+        kind: one of `KINDS`; "other" for unknown names.
         library: library of the kernel, such as "cuDNN"; empty: unknown.
         tensor_cores: whether it computes on Tensor Cores (AMD: Matrix Cores); None: the name does not show it, as for
             matrix multiplications of Triton.

@@ -73,7 +73,7 @@ class RankTable:
         process: process id, if the file is split by process.
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
             collective_ns and collectives from `annot.runs.skew.collective_time`.
-        collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
+        collectives: `annot.analyze.communication.Collectives.table`, for the view of communication.
         times: times of the rank for the verdict; None: unknown, or the profile is large.
         program: what other ranks of the run have in common with it.
     """

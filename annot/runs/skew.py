@@ -125,7 +125,7 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     the number of ranks differs from the size of the group, or if a rank uses several devices.
 
     Args:
-        collectives: `annot.analyze.collectives.Collectives.table` of each rank.
+        collectives: `annot.analyze.communication.Collectives.table` of each rank.
 
     Returns:
         rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.

@@ -27,7 +27,7 @@ from annot.labels.tag import Scalar, Tag, TensorSpec, Value
 _CONVOLUTION: Final = "input weight bias stride padding dilation"
 _POOL: Final = "input kernel stride padding dilation ceil"
 _ATTENTION: Final = "query key value"
-_SIGNATURES: Final = {
+SIGNATURES: Final = {
     **{f"conv{count}d": f"{_CONVOLUTION} groups" for count in (1, 2, 3)},
     **{
         name: f"{_CONVOLUTION.removesuffix(' dilation')} output_padding groups dilation"
@@ -106,9 +106,6 @@ _SIGNATURES: Final = {
 """Names of the arguments of each operator that has a formula in `annot.analyze.work.operators`, without those at the
 end that no formula needs."""
 
-OPERATORS: Final = frozenset(f"aten::{name}" for name in _SIGNATURES)
-"""Names of the operators whose arguments have names."""
-
 EXPERTS: Final = re.compile(
     r"(?i)(?:fused|grouped|place)_(?:moe|experts)|(?:^|_)f?moe(?:_|$)(?!.*(?:gate|align|sum|topk))"
 )
@@ -176,7 +173,7 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
     arguments: list[tuple[str, Value]] = []
     omitted = 0
     space, _, operator = name.rpartition("::")
-    signature = _SIGNATURES.get(operator) if space == "aten" else None
+    signature = SIGNATURES.get(operator) if space == "aten" else None
     for argument, sizes, kind, value in _aligned(signature and signature.split(), lists):
         dtype = _dtype(kind) or (_SCALAR_TYPES.get(kind) if isinstance(kind, str) and sizes else None)
         if dtype is not None:

@@ -59,7 +59,7 @@ def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[
 
     Args:
         runs: result of `run_data` for each rank with its own views.
-        across: differences between ranks by layer, from `annot.runs.gather.compare_ranks`.
+        across: differences between ranks by layer, from `annot.runs.skew.across_ranks`.
         meta: metadata of the report of all ranks.
         time: column that is compared.
     """
