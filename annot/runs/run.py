@@ -399,10 +399,12 @@ class Run(Frames):
 
 def _bounds(attribution: Attribution) -> dict[tuple[str, str, str], str]:
     """Return what bounds each layer, for the answer."""
-    from annot.analyze.hardware_counters import default_peaks
+    peaks = default_peaks(attribution)
+    if peaks.bandwidth is None and attribution.device_busy.is_empty():  # neither a roof nor a device that waits
+        return {}
     from annot.analyze.roofline import layer_roofline
 
-    rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
+    rows = layer_roofline(attribution, peaks).drop_nulls("bound")
     columns = rows.select("layer", "module", "phase", "bound")
     return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
 
