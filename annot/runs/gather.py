@@ -17,14 +17,14 @@ from annot.analyze.comparable import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
-from annot.report.table import Options, Order, Table, process
+from annot.report.table import Options, Table, process
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksTable, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import Frames, Run, Shown, check, paths_to_expand
+from annot.runs.run import Frames, Run, Shown
 from annot.runs.selection import ALL, Selection
 from annot.runs.skew import (
     across_ranks,
@@ -138,19 +138,18 @@ class Ranks(Frames):
         return str(self._compared(find_view("phase"), total=False).meta.get("verdict") or "")
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
-        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True, rank: int | None = None,
-    ) -> ShownRanks | Shown:  # fmt: skip
+        self, by: str = "layer", columns: str = "time", *, each: bool = False, rank: int | None = None, **options: Any
+    ) -> ShownRanks | Shown:
         """Return the comparison of the ranks, or the view of one rank.
 
         The comparison is by layer, module, kernel, op, step, phase, expert or stage; by layer also of the columns work
         and communication. `top` and `min_share` use the median times.
 
         Args:
-            by, columns, top, min_share, sort, total: see `Run.view`.
-            each, depth, expand, brief, draw: see `Run.view`; for one rank.
+            by, columns: see `Run.view`.
+            each: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
+            options: top, min_share, sort and total, and for one rank depth, expand, brief and draw; see `Run.view`.
 
         Returns:
             With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
@@ -172,18 +171,19 @@ class Ranks(Frames):
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
         """
-        view = find_view(by, columns, each=each)
-        check(depth, top, min_share, sort)
+        return self.make_table(find_view(by, columns, each=each), Options(**options), rank)
+
+    def make_table(self, view: View, options: Options, rank: int | None = None) -> ShownRanks | Shown:
+        """Return the comparison of the ranks, or the view of one rank; see `view`."""
         if rank is not None:
-            return self.rank(rank).view(
-                by, columns, each=each, depth=depth, top=top, min_share=min_share, sort=sort, total=total, brief=brief,
-                expand=expand, draw=draw,
-            )  # fmt: skip
-        given = {"each": each, "depth": depth is not None, "expand": paths_to_expand(expand, view)}
+            return self.rank(rank).make_table(view, options)
+        options.check(view)
+        given = {"each": view.group == "each", "depth": options.depth is not None, "expand": options.paths}
         if not view.keys or any(given.values()):
             names = [name for name, value in given.items() if value]
-            raise OneRankError(*names[:1] or (f"by {by}", *([f"columns {columns}"] if columns != "time" else [])))
-        return process(self._compared(view, total), Options(min_share=min_share, sort=sort, top=top))
+            columns = () if view.group == "time" else (f"columns {view.group}",)
+            raise OneRankError(*names[:1] or (f"by {view.by}", *columns))
+        return process(self._compared(view, options.total), options)
 
     def rank(self, number: int) -> Run:
         """Return the run of one rank.
