@@ -101,10 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=output.whole_number(0), metavar="N", help="show N levels of layers below the outermost layers"
     )
-    output.add_row_arguments(
-        parser, last="PROFILE", top="with the most time, the longest first; of layers, the most self time",
-        total="the total time",
-    )  # fmt: skip
+    longest = "with the most time, the longest first; of layers, the most self time"
+    output.add_row_arguments(parser, last="PROFILE", top=longest, total="the total time")
     parser.add_argument(
         "--sort",
         choices=("order", "time"),
@@ -328,9 +326,8 @@ _MORE = "--all; page: -o page.html"
 
 
 def _print(
-    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "",
-    table: bool = False,
-) -> None:  # fmt: skip
+    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "", table: bool = False
+) -> None:
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
     from annot.report.terminal.ranks import RanksTable
     from annot.report.terminal.table import print_answer, print_rest, print_table

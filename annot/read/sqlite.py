@@ -35,10 +35,8 @@ ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
 COPY_COLUMNS: Final = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
 """Columns of copies, for `with_copy_kinds`."""
 
-_COPY_KINDS: Final = {
-    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
-    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
-}  # fmt: skip
+_COPIED: Final = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+_COPY_KINDS: Final = dict(enumerate(("unknown", *_COPIED, "UVM HtoD", "UVM DtoH", "UVM DtoD")))
 """CUpti_ActivityMemcpyKind, and the kinds that Nsight Systems adds."""
 
 ROW: Final = "rowid"

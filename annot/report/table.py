@@ -249,18 +249,23 @@ class Table:
 
 _TIMES: Final = ("time_ns", "self_ns", "exposed_ns", "memory_peak_bytes")
 """Columns by which `top` selects in views without the columns of `Table.column`."""
-_SUMS_OF_META: Final = (
-    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", "ranges", "kernels", "copies",
-)  # fmt: skip
+GPU_TIMES: Final = ("gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns")
+COUNTS: Final = ("ranges", "kernels", "copies")
+"""Sums over the profile in `Table.meta`."""
+_SUMS_OF_META: Final = (*GPU_TIMES, "gpu_guessed_ns", "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", *COUNTS)
 _LINE, _TIME = "(line)", "(time)"
 _T = TypeVar("_T", bound=Table)
 
 
 def select(
-    rows: pl.DataFrame, column: str | pl.Expr, lines: pl.Series | None = None, *, least: float | None = None,
-    longest: bool = False, number: int | None = None,
-) -> pl.DataFrame:  # fmt: skip
+    rows: pl.DataFrame,
+    column: str | pl.Expr,
+    lines: pl.Series | None = None,
+    *,
+    least: float | None = None,
+    longest: bool = False,
+    number: int | None = None,
+) -> pl.DataFrame:
     """Return some rows by their time. The times of rows that a table shows as one line add up, and it stays whole.
 
     Args:

@@ -169,10 +169,8 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
     step = attribution.steps.at(threads["process_code"], ranges["start"]).cast(pl.Int64)
     rows = pl.select(pl.when(step >= 0).then(step).alias("step"), start_ns=ranges["start"])
     rows = rows.hstack(labels).hstack(threads.select("process", "thread")).hstack(times)
-    return rows.select(
-        "step", *_LAYER, "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns",
-        "kernels", "copies", "shapes",
-    )  # fmt: skip
+    counted = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels", "copies")
+    return rows.select("step", *_LAYER, "process", "thread", "start_ns", *counted, "shapes")
 
 
 def _grouped(view: View, *keys: str) -> Rows:

@@ -17,7 +17,7 @@ from annot.analyze.comparable import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
-from annot.report.table import Options, Table, process
+from annot.report.table import COUNTS, GPU_TIMES, Options, Table, process
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksTable, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
@@ -45,14 +45,9 @@ _IN_PYTHON: Final = ".view(); a rank: .rank(0); page: .to_html('page.html')"
 _PAGES: Final = 16
 """Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
 
-_SUMS: Final = (
-    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "ranges", "kernels", "copies", "threads",
-)  # fmt: skip
-_OF_RANK: Final = (
-    "source", "process", "gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns", "collectives",
-    "notes",
-)  # fmt: skip
+_SUMS: Final = (*GPU_TIMES, "gpu_guessed_ns", *COUNTS, "threads")
+_TIMES_OF_RANK: Final = ("gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns")
+_OF_RANK: Final = ("source", "process", *_TIMES_OF_RANK, "collectives", "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +120,8 @@ class Ranks(Frames):
     """
 
     def __init__(
-        self, paths: Sequence[str], selection: Selection = ALL, *, workers: int | None = None,
-        dask: str | None = None,
-    ) -> None:  # fmt: skip
+        self, paths: Sequence[str], selection: Selection = ALL, *, workers: int | None = None, dask: str | None = None
+    ) -> None:
         self.paths, self.selection = list(paths), selection
         self._workers, self._dask = workers, dask
         self._runs: dict[int, Run] = {}

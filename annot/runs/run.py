@@ -186,10 +186,20 @@ class Run(Frames):
         return self._meta(self.attribution)
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
-        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True,
-    ) -> Shown:  # fmt: skip
+        self,
+        by: str = "layer",
+        columns: str = "time",
+        *,
+        each: bool = False,
+        depth: int | None = None,
+        top: int | None = None,
+        min_share: float = 0.0,
+        sort: Order = "order",
+        total: bool = False,
+        brief: bool = False,
+        expand: str | Sequence[str] = (),
+        draw: bool = True,
+    ) -> Shown:
         """Return a view of the profile, to print or to write.
 
         Args:
@@ -358,11 +368,9 @@ class Run(Frames):
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
         whole = next((other.whole for other in self._attributed.values() if other.source is profile), None)
+        named = {name: getattr(selection, name) for name in ("domain", "step_range", "step_kind")}
         try:
-            attribution = attribute(
-                profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
-                step_kind=selection.step_kind, whole=whole,
-            )  # fmt: skip
+            attribution = attribute(profile, steps=steps, whole=whole, **named)
         except ValueError as error:
             if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
                 raise

@@ -57,10 +57,9 @@ _PUSHED: Final = (59, 70)  # 70 and 71: ranges imported from NVTXT
 _STARTED: Final = (60, 71)
 _IMPORTED: Final = 70
 
-_EVENT_COLUMNS: Final = {
-    "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
-    "end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId",
-}  # fmt: skip
+_TIMES: Final = {"start": "start", "end": "end"}
+_NVTX_IDS: Final = {"end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId"}
+_EVENT_COLUMNS: Final = {"id": ROW, "type": "eventType", **_TIMES, "thread": "globalTid", **_NVTX_IDS}
 _EVENT_TEXTS: Final = {"text": "text"}
 _CATEGORIES: Final = {"category_id": "category"}
 _COLORS: Final = {"color": "color"}
@@ -77,10 +76,8 @@ _NEEDED: Final = {
     _RUNTIME: frozenset({"start", "end", "globalTid", "correlationId", "nameId"}),
     **dict.fromkeys((_KERNEL, _GRAPH, _MEMCPY, _MEMSET), _GPU_ROWS),
 }
-_GPU_COLUMNS: Final = {
-    "start": "start", "end": "end", "correlation": "correlationId", "pid": "globalPid", "device": "deviceId",
-    "stream": "streamId", "node": "graphNodeId",
-}  # fmt: skip
+_GPU_IDS: Final = {"correlation": "correlationId", "pid": "globalPid", "device": "deviceId", "stream": "streamId"}
+_GPU_COLUMNS: Final = _TIMES | _GPU_IDS | {"node": "graphNodeId"}
 
 _HOST_MEMORY: Final = (0, 1)
 """Pageable and pinned in ENUM_CUDA_MEM_KIND, whose numbers are not those of CUPTI."""
@@ -195,7 +192,7 @@ class Export:
 
     def last_launch(self) -> int | None:
         """Return the end of the last API call in ns; see `annot.profile.Source`."""
-        columns = {"start": "start", "end": "end", "class": "eventClass"}
+        columns = _TIMES | {"class": "eventClass"}
         with open_database(self._path) as tables:
             ends = [_calls(rows, Counter())["end"].max() for rows in tables.blocks(_RUNTIME, columns)]
         return max((end for end in ends if isinstance(end, int)), default=None)
@@ -203,8 +200,8 @@ class Export:
     def launch_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield API calls; see `annot.profile.Source`."""
         notes = self._counter("launches")
-        columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
-        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
+        columns = _TIMES | {"thread": "globalTid", "correlation": "correlationId", "class": "eventClass"}
+        columns |= {"string": "nameId"} if self._named_calls else {}
         with open_database(self._path) as tables:
             for rows in tables.blocks(_RUNTIME, columns):
                 rows = _calls(rows, notes)

@@ -63,9 +63,13 @@ def as_ranks_fragment(report: RanksTable) -> str:
 
 
 def _fragment(
-    title: str, heads: Sequence[str], rows: str, meta: Mapping[str, Any], lines: Iterable[tuple[str, str]],
+    title: str,
+    heads: Sequence[str],
+    rows: str,
+    meta: Mapping[str, Any],
+    lines: Iterable[tuple[str, str]],
     pictures: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """Return the verdict, a table, the lines below it, notes and charts."""
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     below = [f"<div>{name}: {_plain(text)}</div>" for name, text in lines]

@@ -42,7 +42,7 @@ from annot.report.terminal.layout import (
     print_blocks,
     verdict_in_lines,
     verdict_lines,
-)  # fmt: skip
+)
 from annot.report.totals import parts_of_time, peaks_text, totals
 from annot.report.tree import Line, Spread, row_label, spread_of, title
 from annot.report.units import amount, count, printable, share, unit_for
@@ -160,9 +160,14 @@ def _flat(table: Table, heading: str, units: str, width: int) -> list[Renderable
 
 
 def _rows_table(
-    heading: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "", hottest: int | None = None,
-) -> RenderableType:  # fmt: skip
+    heading: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Formatted[Mapping[str, Any]]],
+    width: int,
+    label: str = "layer",
+    end: str = "",
+    hottest: int | None = None,
+) -> RenderableType:
     """A table with a line per row; `end` is the text column at the end of each line, or empty.
 
     `heading` is that of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of the
