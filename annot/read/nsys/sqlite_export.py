@@ -30,7 +30,7 @@ from annot.profile import (
     kernels_as_work,
     pick_all,
 )
-from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta
+from annot.read.nsys.meta import AnnotMarks, read_meta
 from annot.read.sqlite import (
     ACTIVITY,
     COPY_COLUMNS,
@@ -38,6 +38,7 @@ from annot.read.sqlite import (
     ROW,
     Database,
     check_columns,
+    journal_notes,
     open_database,
     resolve,
     with_copy_kinds,
@@ -145,11 +146,12 @@ class Export:
             try:
                 _check(path, database.columns)
             except AnnotError as error:  # the rows may be in the journal
-                raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
+                raise AnnotError(". ".join([str(error).removesuffix("."), *journal_notes(path)])) from None
             self._strings = read_strings(database).with_columns(pl.col("value").cast(pl.Categorical))
             self._origins = read_origins(database)
-            self._facts = [*database.notes, *notes_of_recorder(database)]
-            self._meta = {"source": str(path), "format": NAME} | read_meta(database)
+            meta, notes = read_meta(database)
+        self._meta = {"source": str(path), "format": NAME} | meta
+        self._facts = [*journal_notes(path), *notes]
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
@@ -301,7 +303,10 @@ def _no_ranges(domains: int) -> list[str]:
 
 
 class _Names:
-    """Names of domains and categories. Their ids are unique per process only."""
+    """Names of domains and categories. Their ids are unique per process only.
+
+    `domains` is the number of named domains. `has_findings` says whether annot added findings to the report.
+    """
 
     def __init__(self, tables: Database, strings: pl.DataFrame) -> None:
         columns = {name: _EVENT_COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
@@ -309,16 +314,9 @@ class _Names:
         if _NVTX in tables.columns:
             rows = tables.scan(_NVTX, columns, _EVENT_TEXTS, (_EVENT_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
             self._named = _resolve_texts(rows, strings).with_columns(pl.col("text").cast(pl.String))
-
-    @cached_property
-    def has_findings(self) -> bool:
-        """Whether the export contains findings that annot added to the report."""
-        return FINDINGS in self._named.filter(pl.col("type") == _DOMAIN)["text"] if self._named.height else False
-
-    @property
-    def domains(self) -> int:
-        """Number of named domains."""
-        return int((self._named["type"] == _DOMAIN).sum())
+        domains = self._named.filter(pl.col("type") == _DOMAIN)
+        self.domains = domains.height
+        self.has_findings = not domains.is_empty() and FINDINGS in domains["text"]
 
     def with_names(self, rows: pl.DataFrame, kind: int, name: str, *outer: str) -> pl.DataFrame:
         """Replace the ids of domains or categories, which are unique inside the ids `outer`, by their names."""
