@@ -25,19 +25,7 @@ HAS_TEXT: Final = 0x10
 """Flags of an event with a color, and with a text of its own instead of a string."""
 _HAS_EXTRA: Final = 0x20
 
-_COLUMNS: Final = (
-    "kind",
-    "flags",
-    "domain",
-    "string",
-    "time",
-    "category",
-    "color",
-    "payload",
-    "thread",
-    "key",
-    "inline",
-)
+_COLUMNS: Final = ("kind", "flags", "domain", "string", "time", "category", "color", "payload", "thread", "key")
 _UNSIGNED: Final = dict.fromkeys(("kind", "flags", "payload", "key"), pl.UInt64)
 _EVENT: Final = dict.fromkeys(_COLUMNS, pl.Int64) | _UNSIGNED | {"inline": pl.String}
 

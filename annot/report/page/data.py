@@ -307,22 +307,19 @@ def _lines(rows: pl.DataFrame) -> _Lines:
     for place, line in enumerate((*layers, *others)):
         above[line.depth :] = [place]
         first = next(iter(line.phases.values()))
-        lines.append(
-            {
-                "label": line.label,
-                "module": line.module,
-                "layer": first["layer"],
-                "title": row_label(first)[0],
-                "rows": {phase: index[line.number, phase] for phase in line.phases},
-                "parent": above[-2] if line.depth else -1,
-                **({"other": True} if place >= len(layers) else {}),
-            }
-        )
+        rows_of_phases = {phase: index[line.number, phase] for phase in line.phases}
+        other = {"other": True} if place >= len(layers) else {}
+        parent = above[-2] if line.depth else -1
+        lines.append(_named(line, row_label(first)[0]) | {"rows": rows_of_phases, "parent": parent} | other)
     folds = _folds(layers, len(lines))
     inside = _inside(lines, folds)
     for place, line_or_fold in enumerate((*lines, *folds)):
         line_or_fold |= {"inside": inside[place]} if place in inside else {}
     return {"lines": lines, "folds": folds, "top": inside.get(-1, [])}
+
+
+def _named(line: Line, title: str) -> dict[str, Any]:
+    return {"label": line.label, "module": line.module, "layer": line.key[0], "title": title}
 
 
 def _inside(lines: list[dict[str, Any]], folds: list[dict[str, Any]]) -> dict[int, list[int]]:
@@ -346,18 +343,10 @@ def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
     for fold, above in every_fold(lines):
         places[id(fold)] = first + len(folds)
         members = [places[id(line)] for line in fold.members]
-        folds.append(
-            {
-                "label": fold.label,
-                "module": fold.module,
-                "layer": fold.key[0],
-                "title": fold.key[0],
-                "count": fold.count,
-                "parent": -1 if above is None else places[id(above)],
-                "members": members,
-                "indices": [index_of(line, fold) for line in fold.members],
-            }
-        )
+        parent = -1 if above is None else places[id(above)]
+        indices = [index_of(line, fold) for line in fold.members]
+        inside = {"parent": parent, "members": members, "indices": indices}
+        folds.append(_named(fold, fold.key[0]) | {"count": fold.count} | inside)
     return folds
 
 
