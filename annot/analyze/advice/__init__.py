@@ -125,7 +125,10 @@ def uneven_steps(facts: Facts) -> Advice | None:
 RULES: Final[tuple[Rule, ...]] = (
     *loop.RULES, uneven_steps, loop.coverage, *kernels.LAUNCH_RULES, *cpu.RULES, *kernels.RULES, *operators.RULES,
 )  # fmt: skip
-_OF_GPUS: Final = (*kernels.LAUNCH_RULES, *kernels.RULES, *operators.RULES)
+_OF_GPUS: Final = (
+    *(loop.synchronous_copies, loop.pageable_copies, loop.host_copies, loop.allocations, loop.coverage),
+    *(*kernels.LAUNCH_RULES, *kernels.RULES, *operators.RULES),
+)
 """Rules that are silent without GPU activities, as those of `annot.analyze.advice.cpu` are with them."""
 
 
