@@ -44,7 +44,7 @@ def _caller(frame: FrameType | None) -> str:
 
 
 def enter(arguments: Sequence[str]) -> dict[str, dict[str, set[str]]]:
-    """Run a command of annot. Return the functions that it enters with their callers, by path of the module in annot."""
+    """Run a command of annot. Return the functions that it enters with their callers, by path of the module."""
     entered = Entered()
     sys.setprofile(entered)
     try:
