@@ -330,10 +330,10 @@ def _line_groups(tree: pl.DataFrame, expand: Sequence[str] = ()) -> pl.DataFrame
 _folded_groups: Final = once_for_each(_line_groups)
 
 
-def folds_of(attribution: Attribution) -> dict[_Key, str]:
-    """Return the path of the fold of each repeated layer of a profile, by layer and class."""
+def folds_of(attribution: Attribution, expand: Sequence[str] = ()) -> dict[_Key, str]:
+    """Return the path of the fold of each repeated layer of a profile, by layer and class; see `with_groups`."""
     lines = by_line(attribution)
-    rows = with_groups(lines, lines).drop_nulls("group")
+    rows = with_groups(lines, lines, expand).drop_nulls("group")
     return {(layer, module): group for layer, module, group in rows.select("layer", "module", "group").iter_rows()}
 
 
