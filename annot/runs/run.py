@@ -223,7 +223,10 @@ class Run(Frames):
             ValueError: the view does not exist, or an argument is out of range.
         """
         view = find_view(by, columns, each=each)
-        return self.make_table(view, Options(depth, expand, 0, min_share, sort, top, draw, total, brief))
+        options = Options(
+            depth=depth, expand=expand, min_share=min_share, sort=sort, top=top, draw=draw, total=total, brief=brief
+        )
+        return self.make_table(view, options)
 
     def make_table(self, view: View, options: Options) -> Shown:
         """Return a view of the profile; see `view`."""

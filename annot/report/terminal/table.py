@@ -300,6 +300,7 @@ class HotRow:
         module: class name, or a remark on the path; may be empty.
         layers: number of layers that a fold stands for; 1: not a fold.
         self_ns: self time (ns) in each phase.
+        total_ns: self time (ns) of all phases.
         calls: number of calls of the forward, or all calls of a row without one.
         bound: what bounds the phase with the most self time; None: unknown.
         source: file and line of the class, or of the innermost class around the layer that has one; "": unknown.
@@ -309,14 +310,10 @@ class HotRow:
     module: str
     layers: int
     self_ns: Mapping[str, float]
+    total_ns: float
     calls: float | None
     bound: str | None
     source: str
-
-    @property
-    def total_ns(self) -> float:
-        """Self time (ns) of all phases."""
-        return sum(self.self_ns.values())
 
 
 def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
@@ -362,8 +359,9 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
         bounds = (table.bounds.get((*member.key, longest)) for member in line.members or [line])
         bound = next(filter(None, bounds), None)
     calls = line.get("calls", *(line.phases.keys() & {"forward"}))
+    layers, total = len(line.members) or 1, sum(times.values())
     return HotRow(
-        path=path, module=module, layers=len(line.members) or 1, self_ns=times, calls=calls, bound=bound, source=source
+        path=path, module=module, layers=layers, self_ns=times, total_ns=total, calls=calls, bound=bound, source=source
     )
 
 
