@@ -29,13 +29,13 @@ from annot.attribution.attribute import Attribution, attribute
 from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError
+from annot.read.formats import load
 from annot.report.columns import Formatted
 from annot.report.page.data import report_data
 from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
 from annot.report.terminal.layout import LINES, fitted_table
 from annot.report.terminal.table import hottest_rows, named_rows, print_answer, print_table
-from annot.read.formats import load
 from annot.runs.run import Run
 from annot.runs.selection import Selection
 
