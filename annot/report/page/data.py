@@ -484,8 +484,8 @@ def _timeline(attribution: Attribution, rows: pl.DataFrame, drawn: Timeline) -> 
     codes, texts = _coded(pl.concat(names))
     events = drawn.events.select("lane", "row", "start_ns", "length_ns", of="key")
     events = events.with_columns(codes.head(events.height).alias("text"), row_of_key.gather(events["of"]).alias("of"))
-    facts = {name: getattr(drawn, name) for name in ("lanes", "total", "every", "left_out")}
-    data = facts | {"texts": texts, **_columns(events), "cells": cells}
+    counts = {name: getattr(drawn, name) for name in ("total", "every", "left_out")}
+    data = {"lanes": drawn.lanes, "texts": texts, **counts, **_columns(events), "cells": cells}
     if cells:
         of, text = row_of_key.gather(cells.sums["key"]), codes.slice(events.height)
         sums = cells.sums.select("cell", "calls", "length_ns", of.alias("of"), text.alias("text"))
