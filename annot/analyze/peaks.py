@@ -310,7 +310,7 @@ class Calibration(msgspec.Struct, frozen=True):
     Args:
         device: name of the GPU, or model of the CPU.
         threads: threads on a CPU; None: a GPU.
-        flops: FLOP/s of matrix multiplications by precision, as in `annot.analyze.peaks.Peaks`.
+        flops: FLOP/s of matrix multiplications by precision, as in `Peaks`.
         bandwidth: bytes/s of a copy, read and written.
         attention: FLOP/s of the forward pass of attention, by precision.
         measured: day of the measurement.

@@ -69,7 +69,7 @@ def step_time(attribution: Attribution) -> pl.DataFrame:
 
 def _shares_of_steps(attribution: Attribution, inputs: StepInputs) -> pl.DataFrame:
     """Return the table of `step_time` of the windows of `inputs`."""
-    causes = idle_intervals(attribution, inputs)
+    causes = idle_intervals(attribution, inputs) if inputs.work else None
     rows = shares_of_devices(inputs, partial(_going_on, attribution, causes))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
     rest = IDLE[-1] if known(attribution.meta) else "unrecorded"
@@ -105,11 +105,14 @@ _SHARED: Final = GPU_PARTS.keys() & CPU_PARTS.keys()
 
 
 def _going_on(
-    attribution: Attribution, causes: Callable[[Device], dict[str, Intervals]], inputs: StepInputs, device: Device
+    attribution: Attribution,
+    causes: Callable[[Device], dict[str, Intervals]] | None,
+    inputs: StepInputs,
+    device: Device,
 ) -> dict[str, Intervals]:
     """The intervals of each share of one device, or of the process if it uses no device."""
     here = inputs.of_device(device)
-    if here.is_empty():
+    if causes is None or here.is_empty():
         return going_on_without_gpu(attribution, inputs, device[0])
     busy: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     return busy | causes(device)

@@ -124,10 +124,8 @@ def _calibration(device: str) -> Calibration:
         reason = str(error).strip().partition("\n")[0]
         raise AnnotError(f"the peaks of {device} cannot be measured: {reason}") from None
     software = {"PyTorch": version("torch"), "Python": platform.python_version(), "annot": version("annot")}
-    return Calibration(
-        measured.device, measured.threads, measured.flops, measured.bandwidth, measured.attention,
-        datetime.date.today(), software,
-    )  # fmt: skip
+    rates = (measured.flops, measured.bandwidth, measured.attention)
+    return Calibration(measured.device, measured.threads, *rates, datetime.date.today(), software)
 
 
 def _print(calibration: Calibration, path: Path) -> None:

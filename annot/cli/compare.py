@@ -133,20 +133,16 @@ def _gate(comparison: Comparison, args: argparse.Namespace) -> int:
 
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
-    from annot.attribution.layer_tables import by_line
-    from annot.report.tree import with_groups
+    from annot.report.tree import folds_of
 
     folds: list[Folds] = []
     wrong: list[ValueError] = []
     for side in sides:
-        lines = by_line(side)
         try:
-            rows = with_groups(lines, lines, expand)
+            folds.append(folds_of(side, expand))
         except ValueError as error:
             wrong.append(error)
-            rows = with_groups(lines, lines)
-        layers = rows.drop_nulls("group").select("layer", "module", "group")
-        folds.append({(layer, module): group for layer, module, group in layers.iter_rows()})
+            folds.append(folds_of(side))
     if len(wrong) == len(sides):
         raise wrong[0]
     return folds[0], folds[1]

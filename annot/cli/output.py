@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from annot.runs.selection import Selection
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
-_ENDINGS = {
-    ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".html": "html",
-    ".htm": "html", ".json.gz": "trace", ".txt": "table",
-}  # fmt: skip
+_ENDINGS = {f".{form}": form for form in ("csv", "json", "jsonl")} | {".ndjson": "jsonl"}
+_ENDINGS |= {".parquet": "parquet", ".html": "html", ".htm": "html", ".json.gz": "trace", ".txt": "table"}
 """Formats by the suffix of OUT."""
 _UNLIMITED = 1 << 20
 """Width of output to a file or a pipe, in columns, so that names stay whole."""
@@ -58,10 +56,14 @@ def add_row_arguments(parser: argparse.ArgumentParser, *, last: str, top: str, t
         total: the time of which --min-share is a part.
     """
     parser.add_argument(
-        "--expand", action="append", nargs="?", const="", metavar="PATH",
+        "--expand",
+        action="append",
+        nargs="?",
+        const="",
+        metavar="PATH",
         help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
         f"without PATH (then write --expand after {last}); can be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--top", type=whole_number(1), metavar="N", help=f"show the N rows {top}")
     percent = number_type("from 0 to 100", lambda value: 0 <= value <= 100, lambda text: float(text.removesuffix("%")))
     parser.add_argument("--min-share", type=percent, metavar="P", help=f"hide rows below P percent of {total}")
@@ -142,10 +144,9 @@ def selection_of(args: argparse.Namespace) -> Selection:
     """Return the part of the profile that `add_step_arguments` and the other options of the command select."""
     from annot.runs.selection import Selection
 
-    return Selection(
-        args.domain, args.steps, args.step_range, args.step_kind, by_process=getattr(args, "by_process", False),
-        captures=tuple(getattr(args, "capture", None) or ()), peaks=getattr(args, "peaks", None),
-    )  # fmt: skip
+    names = ("domain", "steps", "step_range", "step_kind", "by_process", "peaks")
+    options = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return Selection(captures=tuple(getattr(args, "capture", None) or ()), **options)
 
 
 def opened(path: str, args: argparse.Namespace) -> Run:

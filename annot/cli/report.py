@@ -37,7 +37,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from annot.cli import output
 from annot.cli.progress import progress
@@ -46,8 +46,9 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.table import Table
+    from annot.report.table import Options, Table
     from annot.report.terminal.ranks import RanksTable
+    from annot.report.views import View
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
 
@@ -100,10 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=output.whole_number(0), metavar="N", help="show N levels of layers below the outermost layers"
     )
-    output.add_row_arguments(
-        parser, last="PROFILE", top="with the most time, the longest first; of layers, the most self time",
-        total="the total time",
-    )  # fmt: skip
+    longest = "with the most time, the longest first; of layers, the most self time"
+    output.add_row_arguments(parser, last="PROFILE", top=longest, total="the total time")
     parser.add_argument(
         "--sort",
         choices=("order", "time"),
@@ -284,37 +283,40 @@ def _export(run: Run, args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> Table | RanksTable:
-    from annot.runs.run import Run
+    from annot.report.table import Options
+    from annot.report.views import find_view
+    from annot.runs.run import Run, view_of
 
-    options: dict[str, Any] = {
-        "by": args.by or "layer", "columns": args.columns or "time", "each": args.each, "depth": args.depth,
-        "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
-        "expand": tuple(args.expand or ()),
-        "total": args.total or (args.format != "table" and not args.per_step),
-        "brief": args.format in ("table", "json", "parquet"), "draw": args.format == "table",
-    }  # fmt: skip
+    view = find_view(args.by or "layer", args.columns or "time", each=args.each)
+    options = Options(
+        depth=args.depth,
+        expand=tuple(args.expand or ()),
+        min_share=(args.min_share or 0) / 100,
+        sort=args.sort or "order",
+        top=args.top,
+        draw=args.format == "table",
+        total=args.total or (args.format != "table" and not args.per_step),
+        brief=args.format in ("table", "json", "parquet"),
+    )
     run = _opened(args)
     try:
         if not isinstance(run, Run):
-            return _view_ranks(run, options, args.rank)
-        return run.view(**options) if args.dask is None else _view_on(args.dask, run, options)
+            return _view_ranks(run, view, options, args.rank)
+        if args.dask is not None:
+            from annot.runs.executors import run_one
+
+            task = partial(view_of, selection=run.selection, view=view, options=options)
+            return run_one(task, run.path, dask=args.dask)
+        return run.make_table(view, options)
     except ValueError as error:
         raise AnnotError(str(error)) from None
 
 
-def _view_on(dask: str, run: Run, options: dict[str, Any]) -> Table:
-    """Return a view of a profile that a worker of a Dask cluster reads."""
-    from annot.runs.executors import run_one
-    from annot.runs.run import view_of
-
-    return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=dask)
-
-
-def _view_ranks(ranks: Ranks, options: dict[str, Any], rank: int | None) -> Table | RanksTable:
+def _view_ranks(ranks: Ranks, view: View, options: Options, rank: int | None) -> Table | RanksTable:
     from annot.runs.gather import OneRankError
 
     try:
-        return ranks.view(**options, rank=rank)
+        return ranks.make_table(view, options, rank)
     except OneRankError as error:
         words = " ".join(f"--{argument}" for argument in error.arguments)
         raise AnnotError(f"{words} needs a single rank: use --rank N") from None
@@ -324,9 +326,8 @@ _MORE = "--all; page: -o page.html"
 
 
 def _print(
-    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "",
-    table: bool = False,
-) -> None:  # fmt: skip
+    report: Table | RanksTable, console: Console, *, full_names: bool = False, more: str = "", table: bool = False
+) -> None:
     """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
     from annot.report.terminal.ranks import RanksTable
     from annot.report.terminal.table import print_answer, print_rest, print_table

@@ -275,12 +275,15 @@ class Profile:
         return max(self.launches["end"].top_k(1), default=None)
 
     def launch_blocks(self) -> Iterator[pl.DataFrame]:
-        """Yield the table of API calls; see `Source`."""
-        yield self.launches
+        """Yield the table of API calls, if it has rows; see `Source`."""
+        if self.launches.height:
+            yield self.launches
 
     def work_blocks(self) -> Iterator[pl.DataFrame]:
-        """Yield kernels, copies and memsets as one table, in order of start; see `Source`."""
-        yield pl.concat([kernels_as_work(self.kernels), copies_as_work(self.copies)]).sort("start", maintain_order=True)
+        """Yield kernels, copies and memsets, if there are any, as one table in order of start; see `Source`."""
+        if self.kernels.height or self.copies.height:
+            work = [kernels_as_work(self.kernels), copies_as_work(self.copies)]
+            yield pl.concat(work).sort("start", maintain_order=True)
 
 
 def kernels_as_work(kernels: pl.DataFrame) -> pl.DataFrame:

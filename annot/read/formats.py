@@ -156,10 +156,6 @@ class _Isolated:
         raise AnnotError(f"{path}: {self._extension.title} returned a {type(profile).__name__}, not a Profile")
 
 
-def _reader(module: str) -> Reader:
-    return cast("Reader", import_module(f"annot.read.{module}"))
-
-
 @cache
 def _other_readers() -> tuple[Reader, ...]:
     return tuple(map(_Isolated, loaded("annot.readers", ("NAME", "sniff", "read"))))
@@ -168,7 +164,8 @@ def _other_readers() -> tuple[Reader, ...]:
 def reader_of(path: Path) -> Reader:
     """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
-    own = (_reader(module) for module, begin in _READERS.items() if re.match(begin, head))
+    modules = (module for module, begin in _READERS.items() if re.match(begin, head))
+    own = (cast("Reader", import_module(f"annot.read.{module}")) for module in modules)
     for reader in chain(_other_readers(), own):
         if reader.sniff(path, head):
             return reader

@@ -37,6 +37,7 @@ _COUNT: Final = "count"
 _CAPTURE: Final = "<captured_at>"
 _PYTHON_FRAME: Final = re.compile(r".+:\d+@.+", re.DOTALL)
 _NUMBERED_PATH: Final = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*\.\d+(?:\.\w+)*")
+_RANGE: Final = {"process": 0, "thread": 0, "domain": "", "kind": "push"}
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _NVIDIA_ARCH: Final = re.compile(r"[1-9]\d{1,2}")
 _MOST_NAMED: Final = 80
@@ -169,10 +170,8 @@ class _Tables:
         if name == _CAPTURE or _leads_to_frame(node):
             return None
         is_module = _PATH.fullmatch(name) and name.partition(".")[0] in self._roots
-        row = {
-            "id": len(self.ranges), "process": 0, "thread": 0, "domain": "", "text": name, "kind": "push",
-            "start": self._tick(), "role": "module" if is_module else None,
-        }  # fmt: skip
+        role = "module" if is_module else None
+        row = _RANGE | {"id": len(self.ranges), "text": name, "start": self._tick(), "role": role}
         self.ranges.append(row)
         return row
 

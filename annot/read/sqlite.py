@@ -1,7 +1,7 @@
 """Read columns of an untrusted SQLite file as polars tables.
 
 The file is opened with ``mode=ro&immutable=1``: SQLite then neither reads nor creates a journal or write-ahead log.
-`Database.notes` reports such files if another program left them. Rows are read in two ways, with the same result:
+`journal_notes` reports such files if another program left them. Rows are read in two ways, with the same result:
 
     pages    `annot.native` reads columns directly from the pages of the table.
     query    SQLite reads tables that `annot.native` does not support. It stores a value of any type in any column, so
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -35,10 +36,8 @@ ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
 COPY_COLUMNS: Final = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
 """Columns of copies, for `with_copy_kinds`."""
 
-_COPY_KINDS: Final = {
-    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
-    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
-}  # fmt: skip
+_COPIED: Final = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+_COPY_KINDS: Final = dict(enumerate(("unknown", *_COPIED, "UVM HtoD", "UVM DtoH", "UVM DtoD")))
 """CUpti_ActivityMemcpyKind, and the kinds that Nsight Systems adds."""
 
 ROW: Final = "rowid"
@@ -76,11 +75,6 @@ class Database:
             table: frozenset(row[1] for row in self.rows(f"PRAGMA table_info({_quoted(table)})"))
             for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text'")
         }
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences about the journal and the write-ahead log of the file, which are not read."""
-        return _journal_notes(self._path)
 
     def has(self, table: str) -> bool:
         """Return whether the table exists and has rows."""
@@ -244,10 +238,10 @@ def open_database(path: Path) -> Iterator[Database]:
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
-            connection.text_factory = _lossy
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             yield Database(path, connection)
     except (sqlite3.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        problem = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
+        problem = "; ".join([str(error).splitlines()[0], *journal_notes(path)])
         raise AnnotError(f"{path} is a damaged SQLite file: {problem}") from None
 
 
@@ -288,19 +282,15 @@ _JOURNALS: Final = {
 """SQLite's write-ahead log and rollback journal: suffix, first bytes, and what the file means."""
 
 
-def _journal_notes(path: Path) -> list[str]:
-    return [
-        f"{path.name}{suffix} {meaning.format(name=path.name)} "
-        f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
-        for suffix, (magic, meaning) in _JOURNALS.items()
-        if _head(Path(f"{path}{suffix}")).startswith(magic)
-    ]
-
-
-def _head(path: Path) -> bytes:
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(16)
-    return b""
+def journal_notes(path: Path) -> list[str]:
+    """Return sentences about the journal and the write-ahead log of a file, which are not read."""
+    notes: list[str] = []
+    for suffix, (magic, meaning) in _JOURNALS.items():
+        with suppress(OSError), Path(f"{path}{suffix}").open("rb") as file:
+            if file.read(len(magic)) == magic:
+                end = f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
+                notes.append(f"{path.name}{suffix} {meaning.format(name=path.name)} {end}")
+    return notes
 
 
 def _check_header(path: Path) -> None:
@@ -316,10 +306,6 @@ def _check_header(path: Path) -> None:
     size = path.stat().st_size
     if size < announced:
         raise AnnotError(f"{path} is truncated: it has {size:,} of {announced:,} bytes")
-
-
-def _lossy(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
 
 
 def _quoted(name: str) -> str:

@@ -24,9 +24,8 @@ _GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _GROUPED_BY_DOTS: Final = re.compile(r"[-+]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]*|(?:\.[0-9]{3}){2,})")
 
 _LATEST: Final = 1 << 62  # ns; the sum of two such times fits in 64 bits
-_NANOSECONDS: Final = {
-    "ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9, "second": 10**9,
-}  # fmt: skip
+_SYMBOLS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_NANOSECONDS: Final = _SYMBOLS | {f"{symbol}econd": ns for symbol, ns in _SYMBOLS.items()}
 
 _NOUN: Final = re.compile(r"\{([^{}]+)\}")
 _MOST_NAMED: Final = 3

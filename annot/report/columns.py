@@ -142,6 +142,17 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("memory_source", "Memory", "text"),
         Column("memory_change_bytes", "Change", "bytes", "sum", full="Memory change"),
         Column("memory_peak_bytes", "Peak", "bytes", "max", full="Peak memory"),
+        Column("step_ns", "Time", "ns"),
+        Column("experts", "Experts"),
+        Column("busiest_ns", "Busiest", "ns", "sum"),
+        Column("busiest", "Expert", full="Busiest expert"),
+        Column("imbalance", "Imbalance", "ratio", full="Busiest / mean"),
+        Column("stage", "Stage"),
+        Column("microbatch", "Micro-batch"),
+        Column("busy_ns", "Busy", "ns", "sum"),
+        Column("bubble_ns", "Bubble", "ns", "sum"),
+        Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
+        Column("transfer_ns", "Send/recv", "ns", "sum", 90),
         Column("count", "Count"),
         Column("ns", "Time", "own ns"),
         Column("share", "Share", "share"),
@@ -318,14 +329,19 @@ def summed(name: str) -> pl.Expr:
 
 
 def of_names(names: Iterable[str | Column]) -> list[Column]:
-    """Return columns by name. ``name=Title`` replaces the heading of a column."""
-    columns = []
-    for name in names:
-        if isinstance(name, Column):
-            columns.append(name)
+    """Return columns by name. A text has names separated by spaces, or is ``name=Title`` for another heading.
+
+    Example:
+        >>> [column.title for column in of_names(["calls kernels", "gpu_ns=Time in total"])]
+        ['Calls', 'Kernels', 'Time in total']
+    """
+    columns: list[Column] = []
+    for text in names:
+        if isinstance(text, Column):
+            columns.append(text)
             continue
-        name, _, title = name.partition("=")
-        columns.append(replace(COLUMNS[name], title=title) if title else COLUMNS[name])
+        name, _, title = text.partition("=")
+        columns += [replace(COLUMNS[name], title=title)] if title else map(COLUMNS.__getitem__, text.split())
     return columns
 
 

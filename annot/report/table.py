@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import polars as pl
 
@@ -27,25 +27,69 @@ _NEED_GPU: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the processors do with a table.
+    """What the user asks of a table; most of it is for the processors.
 
     Args:
-        depth: levels of layers to keep below the outermost layers; None: all.
-        expand: paths of layers that tables show one by one instead of in folds; ``""``: all layers.
+        depth: levels of layers to keep below the outermost layers, 0 or more; None: all.
+        expand: path of layers that tables show one by one instead of in folds, or several; ``""``: all layers.
         steps: number of steps to whose mean sums are divided; 0: sums stay.
         min_share: share of the total time (0 to 1) below which rows are left out.
         sort: "order" keeps the order of appearance; "time": longest first.
-        top: number of rows to keep, the longest; None: all.
+        top: number of rows to keep, the longest, 1 or more; None: all.
         draw: whether the table is drawn; false: only its rows are needed, for files.
+        total: whether rows are sums over the selected steps or the whole profile.
+        brief: whether the breakdown of the step time and the advice come with the rows of a small profile.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> Options(top=0)
+        Traceback (most recent call last):
+        ValueError: top must be at least 1, got 0
     """
 
     depth: int | None = None
-    expand: Sequence[str] = ()
+    expand: str | Sequence[str] = ()
     steps: int = 0
     min_share: float = 0.0
     sort: Order = "order"
     top: int | None = None
     draw: bool = True
+    total: bool = False
+    brief: bool = False
+
+    def __post_init__(self) -> None:
+        for name, number, least in (("depth", self.depth, 0), ("top", self.top, 1)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
+                raise TypeError(f"{name} must be an int or None, got {_described(number)}")
+            if number is not None and number < least:
+                raise ValueError(f"{name} must be at least {least}, got {number}")
+        if isinstance(self.min_share, bool) or not isinstance(self.min_share, SupportsFloat):
+            raise TypeError(f"min_share must be a number, got {_described(self.min_share)}")
+        if not 0 <= self.min_share <= 1:
+            raise ValueError(f"min_share must be from 0 to 1 (0.05 is 5%), got {self.min_share}")
+        if self.sort not in ORDERS:
+            raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {self.sort!r}")
+        if not isinstance(self.expand, str | Sequence):
+            raise TypeError(f"expand must be a path of a layer or a sequence of paths, got {_described(self.expand)}")
+        if wrong := [path for path in self.paths if not isinstance(path, str)]:
+            raise TypeError(f"expand must have paths of layers, got {_described(wrong[0])}")
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The paths of `expand`."""
+        return (self.expand,) if isinstance(self.expand, str) else self.expand
+
+    def check(self, view: View) -> None:
+        """Raise ValueError if the view has no tree of layers to expand."""
+        if self.paths and not view.folds:
+            raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
+
+
+def _described(value: Any) -> str:
+    return f"{value!r} ({type(value).__name__})"
 
 
 @dataclass(frozen=True)
@@ -205,18 +249,23 @@ class Table:
 
 _TIMES: Final = ("time_ns", "self_ns", "exposed_ns", "memory_peak_bytes")
 """Columns by which `top` selects in views without the columns of `Table.column`."""
-_SUMS_OF_META: Final = (
-    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", "ranges", "kernels", "copies",
-)  # fmt: skip
+GPU_TIMES: Final = ("gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns")
+COUNTS: Final = ("ranges", "kernels", "copies")
+"""Sums over the profile in `Table.meta`."""
+_SUMS_OF_META: Final = (*GPU_TIMES, "gpu_guessed_ns", "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", *COUNTS)
 _LINE, _TIME = "(line)", "(time)"
 _T = TypeVar("_T", bound=Table)
 
 
 def select(
-    rows: pl.DataFrame, column: str | pl.Expr, lines: pl.Series | None = None, *, least: float | None = None,
-    longest: bool = False, number: int | None = None,
-) -> pl.DataFrame:  # fmt: skip
+    rows: pl.DataFrame,
+    column: str | pl.Expr,
+    lines: pl.Series | None = None,
+    *,
+    least: float | None = None,
+    longest: bool = False,
+    number: int | None = None,
+) -> pl.DataFrame:
     """Return some rows by their time. The times of rows that a table shows as one line add up, and it stays whole.
 
     Args:
@@ -262,8 +311,8 @@ def fold_repeated(table: _T, options: Options) -> _T:
         return table
     if table.is_tree:
         drawn = table.lines if table.drawn is None else table.drawn
-        return replace(table, drawn=with_groups(drawn, table.lines, options.expand))
-    rows = with_groups(table.rows, table.lines, options.expand) if options.expand else table.rows
+        return replace(table, drawn=with_groups(drawn, table.lines, options.paths))
+    rows = with_groups(table.rows, table.lines, options.paths) if options.paths else table.rows
     return replace(table, drawn=folded_rows(rows, table.columns), lines=None)
 
 

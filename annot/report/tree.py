@@ -27,6 +27,7 @@ from annot.labels import layer_path
 from annot.labels.foreign import BATCH, DATA
 from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Column, combined
+from annot.util.weak_keys import once_for_each
 
 TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 """Rows without a layer, and how tables call them."""
@@ -299,19 +300,11 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
     Raises:
         ValueError: the profile has no layer at a path of `expand`.
     """
-    lines = layer_lines(tree)
-    groups = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
-    _check(expand, lines, groups)
-    shown = {
-        member.number: number for number, line in enumerate(_folded(lines, groups)) for member in line.members or [line]
-    }
-    records = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
-    schema = {"line": pl.Int64, "layer": pl.String, "module": pl.String, "group": pl.String, "shown": pl.Int64}
-    table = pl.DataFrame(records, schema=schema, orient="row")
+    table = _line_groups(tree, expand) if expand else _folded_groups(tree)
     kept = rows.drop("group", "shown", strict=False)
     if "line" in rows.columns:
         joined = kept.join(table.select("line", "group", "shown"), on="line", how="left", maintain_order="left")
-        joined = joined.with_columns(pl.col("shown").fill_null(pl.col("line") + len(lines)))  # unattributed time
+        joined = joined.with_columns(pl.col("shown").fill_null(pl.col("line") + table.height))  # unattributed time
     else:
         layers = table.drop("line", "shown").filter(pl.col("group") != pl.col("layer"))
         layers = layers.unique(["layer", "module"], keep="first")
@@ -320,10 +313,27 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
     return joined.select(*kept.columns[:-1], *added, kept.columns[-1])  # shapes stay the last column
 
 
-def folds_of(attribution: Attribution) -> dict[_Key, str]:
-    """Return the path of the fold of each repeated layer of a profile, by layer and class."""
+def _line_groups(tree: pl.DataFrame, expand: Sequence[str] = ()) -> pl.DataFrame:
+    """Return a row per line but those of unattributed time: line, layer, module, group and shown; see `with_groups`."""
+    lines = layer_lines(tree)
+    groups = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
+    if any(expand):
+        _check(expand, lines, groups)
+    shown = {
+        member.number: number for number, line in enumerate(_folded(lines, groups)) for member in line.members or [line]
+    }
+    records = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
+    schema = {"line": pl.Int64, "layer": pl.String, "module": pl.String, "group": pl.String, "shown": pl.Int64}
+    return pl.DataFrame(records, schema=schema, orient="row")
+
+
+_folded_groups: Final = once_for_each(_line_groups)
+
+
+def folds_of(attribution: Attribution, expand: Sequence[str] = ()) -> dict[_Key, str]:
+    """Return the path of the fold of each repeated layer of a profile, by layer and class; see `with_groups`."""
     lines = by_line(attribution)
-    rows = with_groups(lines, lines).drop_nulls("group")
+    rows = with_groups(lines, lines, expand).drop_nulls("group")
     return {(layer, module): group for layer, module, group in rows.select("layer", "module", "group").iter_rows()}
 
 
@@ -549,8 +559,6 @@ def _unfolds(text: str, path: str, fold: str) -> bool:
 
 def _check(expand: Sequence[str], lines: Sequence[Line], groups: Mapping[int, str]) -> None:
     """Raise an error if a path of the user names no layer."""
-    if all(text == "" for text in expand):
-        return
     folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
     paths = [*(line.key[0] for line in lines), *folds, *groups.values()]
     for text in expand:

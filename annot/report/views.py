@@ -35,11 +35,11 @@ class View:
     Args:
         name: plural of the row, the name of the rows in JSON.
         by: what a row is, such as ``layer``; the value of ``--by``.
-        columns: columns in tables, in order: names of `annot.report.columns.COLUMNS`, ``name=Title`` for another
-            heading, or a `Column`. Files have all columns of the rows.
+        columns: columns in tables, in order, as for `annot.report.columns.of_names`. Files have all columns of the
+            rows.
         rows: function from an attribution to the rows.
         group: what the columns describe, one of `COLUMN_GROUPS`; the value of ``--columns``.
-        heading: title of the table.
+        heading: title of the table; empty: such as ``Work by layer``.
         label: column of the first cell; ``layer`` also shows the module class.
         end: text column at the end of each line.
         empty: text of a table without rows.
@@ -71,6 +71,7 @@ class View:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(of_names(self.columns)))
+        object.__setattr__(self, "heading", self.heading or f"{self.group.capitalize()} by {self.by}")
 
     def __reduce__(self) -> tuple[Callable[[str], View], tuple[str]]:
         """Pickle a view by its name, because functions inside functions cannot be pickled."""
@@ -168,10 +169,8 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
     step = attribution.steps.at(threads["process_code"], ranges["start"]).cast(pl.Int64)
     rows = pl.select(pl.when(step >= 0).then(step).alias("step"), start_ns=ranges["start"])
     rows = rows.hstack(labels).hstack(threads.select("process", "thread")).hstack(times)
-    return rows.select(
-        "step", *_LAYER, "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns",
-        "kernels", "copies", "shapes",
-    )  # fmt: skip
+    counted = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels", "copies")
+    return rows.select("step", *_LAYER, "process", "thread", "start_ns", *counted, "shapes")
 
 
 def _grouped(view: View, *keys: str) -> Rows:
@@ -185,166 +184,223 @@ def _grouped(view: View, *keys: str) -> Rows:
     return grouped
 
 
-_KERNELS: Final = "Kernels"
-_TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True)."
-_NO_OPERATIONS: Final = "No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
-_NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
+_NO_RANGES: Final = "No ranges were recorded."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
 """Columns of layers, whose times include the layers inside, and those of their sums by module or phase."""
-_TIMES: Final = ("calls", "gpu_ns", "gpu_self_ns", _SHARE, "kernels", "host_ns", "host_self_ns")
-_WORK: Final = View(
-    "layers", "layer",
-    ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "params", "flops_per_s", "flops_measured",
-     "ratio"),
-    _complete(_work), "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters",
-    empty=_NO_WORK, keys=_LAYER,
-)  # fmt: skip
-_ROOFLINE: Final = View(
-    "layers", "layer",
-    ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
-     "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
-     "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
-    _complete(_loader("roofline", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
-)  # fmt: skip
+ROOFLINE_COLUMNS: Final = ("phase time_ns flops bytes intensity flops_per_s bytes_per_s precision roof_share bound",)
+"""Columns of `annot roofline` and of the page's roofline."""
+_LAYERS: Final = partial(View, "layers", "layer")
+_EXECUTIONS: Final = partial(View, "executions", group="each", sums=False)
+_MODULES: Final = partial(
+    View, "modules", "module", label="module", empty="No module classes were recorded. Use emit_ranges(model)."
+)
+_PHASES: Final = partial(View, "phases", "phase", label="phase")
+_KERNELS: Final = partial(View, "kernels", "kernel", label="name", gpu="Kernels")
+_OPERATIONS: Final = partial(
+    View, "ops", "op", label="op", empty="No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
+)
+_WORK: Final = _LAYERS(
+    ("phase calls gpu_self_ns host_self_ns flops bytes params flops_per_s flops_measured ratio",),
+    _complete(_work),
+    "work",
+    "Work by layer: FLOPs, bytes (each tensor moved once), parameters",
+    empty=_NO_WORK,
+    keys=_LAYER,
+)
+_ROOFLINE: Final = _LAYERS(
+    (
+        "phase time_ns time_share bound roof_share flops_per_s intensity batch backward_to_forward gpu_idle_ns flops",
+        "bytes precision stall_share stall_reason instructions load_store_share l1_hit_rate l2_hit_rate",
+        "dram_throughput",
+    ),
+    _complete(_loader("roofline", "by_bottleneck")),
+    "roofline",
+    "Roofline and bottleneck of each layer",
+    calls=True,
+)
 _OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
-    View(
-        "layers", "layer",
-        (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
-        _loader("work.layer_work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
+    _LAYERS(
+        ("calls gpu_ns gpu_self_ns", _SHARE, "kernels host_ns gpu_busy_ns host_self_ns gpu_by_time_ns"),
+        _loader("work.layer_work", "by_layer_with_work"),
+        layout="tree",
+        keys=_LAYER,
     ),
     _WORK,
     _ROOFLINE,
-    View(
-        "layers", "layer",
-        ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
-        _complete(_loader("tensor_cores", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
-        calls=True, gpu=_TENSOR_CORES,
+    _LAYERS(
+        ("phase tc_eligible tc_used gpu_self_ns tc_ns tc_share kernels tc_kernels",),
+        _complete(_loader("tensor_cores", "by_tensor_core")),
+        "tensor",
+        "Tensor Cores by layer",
+        end="reason",
+        calls=True,
+        gpu="Tensor Cores",
     ),
-    View("layers", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer",
-         empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
-    View(
-        "layers", "layer",
-        ("phase", "exposed_ns", "wait_ns", Column("hidden_ns", "Hidden", "ns", "sum"), "calls", "operations",
-         "waits_for", "bytes", "bus_bytes_per_s"),
-        _loader("communication", "by_communication"), "communication", "Communication by layer",
-        empty="No collective was recorded.", keys=_LAYER,
+    _LAYERS(
+        ("phase calls", *MEMORY_COLUMNS),
+        _memory,
+        "memory",
+        empty="Memory was not recorded. Use emit_ranges(model, memory=True).",
+    ),
+    _LAYERS(
+        (
+            "phase exposed_ns wait_ns",
+            Column("hidden_ns", "Hidden", "ns", "sum"),
+            "calls operations waits_for bytes bus_bytes_per_s",
+        ),
+        _loader("communication", "by_communication"),
+        "communication",
+        empty="No collective was recorded.",
+        keys=_LAYER,
+    ),
+    _LAYERS(
+        (
+            "phase calls tc_used gpu_ns gpu_self_ns tc_ns outside_ns gpu_mean_ns gpu_min_ns gpu_max_ns host_ns",
+            "launch_ns flops bytes intensity roof_share bound memory_peak_bytes",
+            Column("source", "Source", "text", least=140, full="File and line of the class"),
+        ),
+        _loader("layer_details", "by_detail"),
+        "all",
+        "All metrics by layer",
+        empty=_NO_RANGES,
+        end="reason",
+        calls=True,
+    ),
+    _EXECUTIONS(
+        "layer",
+        ("step phase start_ns host_ns host_self_ns gpu_ns gpu_self_ns kernels",),
+        _executions,
+        heading="Executions of each layer",
+        empty=_NO_RANGES,
+    ),
+    _MODULES(
+        ("phase layers calls gpu_ns gpu_self_ns", _SHARE, "kernels host_ns host_self_ns"),
+        by_module,
+        keys=("module", "phase"),
+    ),
+    _MODULES(_WORK.columns, _grouped(_WORK, "module", "phase"), "work", empty=_NO_WORK),
+    _MODULES(_OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline", calls=True),
+    _MODULES(
+        ("layers", "tc_eligible=Eligible", "tc_used calls gpu_ns forward_ns backward_ns gpu_mean_ns host_ns"),
+        _loader("tensor_cores", "by_op_type"),
+        "tensor",
+        "Self time by module",
+        calls=True,
+        gpu="Tensor Cores",
+    ),
+    _PHASES(("calls gpu_ns", _SHARE, "kernels copies host_ns"), by_phase, empty=_NO_RANGES, keys=("phase",)),
+    _PHASES(_WORK.columns[1:], _grouped(_WORK, "phase"), "work", empty=_NO_WORK),
+    _PHASES(_OF_GROUPS[1:], _grouped(_ROOFLINE, "phase"), "roofline", calls=True),
+    _KERNELS(("calls", "gpu_ns=Total", _SHARE, "mean_ns min_ns max_ns layers kind"), _kernels, keys=("name", "kernel")),
+    _KERNELS(("calls gpu_ns", _SHARE, "kind library tensor_cores"), _kernels, "tensor", "Tensor Cores by kernel"),
+    _KERNELS(
+        ("time_ns flops bytes intensity flops_per_s bytes_per_s precision roof_share bound",),
+        _kernel_roofline,
+        "roofline",
+        empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.",
+    ),
+    _EXECUTIONS(
+        "kernel",
+        ("step phase kind tensor_cores device stream gpu_ns launch_ns",),
+        _loader("tensor_cores", "by_iteration"),
+        heading="Executions of kernels and copies",
+        gpu="Kernels",
+        end="name",
+        calls=True,
     ),
     View(
-        "layers", "layer",
-        ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
-         "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
-         "memory_peak_bytes", Column("source", "Source", "text", least=140, full="File and line of the class")),
-        _loader("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
-        end="reason", calls=True,
+        "kinds",
+        "kind",
+        ("library tensor_cores", "gpu_ns=Time", _SHARE, "calls names layers"),
+        _loader("kernel_names", "by_class"),
+        heading="GPU time by kind of kernel",
+        label="kind",
+        gpu="Kernels",
+        calls=True,
     ),
-    View(
-        "executions", "layer",
-        ("step", "phase", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels"),
-        _executions, "each", "Executions of each layer", empty="No ranges were recorded.", sums=False,
-    ),
-    View(
-        "modules", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
-        empty=_NO_MODULES, keys=("module", "phase"),
-    ),
-    View("modules", "module", _WORK.columns, _grouped(_WORK, "module", "phase"),
-         "work", "Work by module", label="module", empty=_NO_WORK),
-    View("modules", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
-         "Roofline by module", label="module", empty=_NO_MODULES, calls=True),
-    View(
-        "modules", "module",
-        ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
-         "host_ns"),
-        _loader("tensor_cores", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
-        calls=True, gpu=_TENSOR_CORES,
-    ),
-    View(
-        "phases", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
-        heading="Time by phase", label="phase", empty="No ranges were recorded.", keys=("phase",),
-    ),
-    View("phases", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
-         label="phase", empty=_NO_WORK),
-    View("phases", "phase", _OF_GROUPS[1:], _grouped(_ROOFLINE, "phase"), "roofline",
-         "Roofline by phase", label="phase", calls=True),
-    View(
-        "kernels", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),
-        _kernels, heading="Time by kernel", label="name", gpu=_KERNELS, keys=("name", "kernel"),
-    ),
-    View("kernels", "kernel", ("calls", "gpu_ns", _SHARE, "kind", "library", "tensor_cores"), _kernels, "tensor",
-         "Tensor Cores by kernel", label="name", gpu=_KERNELS),
-    View(
-        "kernels", "kernel",
-        ("time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound"),
-        _kernel_roofline, "roofline", "Roofline by kernel", label="name",
-        empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.", gpu=_KERNELS,
-    ),
-    View(
-        "executions", "kernel",
-        ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
-        _loader("tensor_cores", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
-        end="name", sums=False, calls=True,
-    ),
-    View(
-        "kinds", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
-        _loader("kernel_names", "by_class"), heading="GPU time by kind of kernel", label="kind",
-        gpu=_KERNELS, calls=True,
-    ),
-    View(
-        "ops", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
-        heading="Time by operation", label="op",
-        empty=_NO_OPERATIONS,
+    _OPERATIONS(
+        ("phase calls gpu_self_ns", _SHARE, "kernels host_self_ns"),
+        by_op,
+        heading="Time by operation",
         keys=("op", "phase"),
     ),
-    View("ops", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
-         _loader("roofline", "by_op_work"), "work", "Work by operation and shape", label="op",
-         end="inputs", empty=_NO_OPERATIONS),
-    View("ops", "op",
-         ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
-          "bytes", "precision"),
-         _loader("roofline", "by_op_roofline"), "roofline", "Roofline by operation and shape", label="op",
-         end="inputs", empty=_NO_OPERATIONS),
-    View(
-        "steps", "step",
-        ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",
-         Column("step_ns", "Time", "ns"), "data_ns", "forward_ns",
-         "backward_ns", "optimizer_ns", "gpu_ns"),
-        by_step, heading="Time by step", label="step", sums=False,
-        empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),
+    _OPERATIONS(
+        ("phase calls gpu_self_ns host_self_ns flops bytes flops_per_s",),
+        _loader("roofline", "by_op_work"),
+        "work",
+        "Work by operation and shape",
+        end="inputs",
+    ),
+    _OPERATIONS(
+        ("phase calls", "time_ns=Time", "time_share bound roof_share flops_per_s intensity flops bytes precision"),
+        _loader("roofline", "by_op_roofline"),
+        "roofline",
+        "Roofline by operation and shape",
+        end="inputs",
     ),
     View(
-        "experts", "expert",
-        ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
-         Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
-         Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _loader("communication", "by_expert"), heading="Time and imbalance of experts", label="path",
-        empty="No layers named experts.N were recorded.", keys=("path", "phase"),
+        "steps",
+        "step",
+        (
+            "batch",
+            Column("kind", "Kind", "text"),
+            "requests tokens context step_ns data_ns forward_ns backward_ns optimizer_ns gpu_ns",
+        ),
+        by_step,
+        label="step",
+        sums=False,
+        empty="No steps were recorded. Use `for … in batches(loader)`.",
+        keys=("step",),
     ),
     View(
-        "stages", "stage",
-        (Column("process", "Process", least=140), "phase", Column("stage", "Stage"),
-         Column("microbatch", "Micro-batch"), "calls", "time_ns", Column("busy_ns", "Busy", "ns", "sum"),
-         Column("bubble_ns", "Bubble", "ns", "sum"),
-         Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
-         Column("transfer_ns", "Send/recv", "ns", "sum", 90)),
-        _loader("communication", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
-        empty="No actions of torch.distributed.pipelining were recorded.", keys=("action", "phase"),
+        "experts",
+        "expert",
+        ("phase experts calls gpu_ns host_ns", Column("mean_ns", "Mean", "ns", "sum"), "busiest_ns busiest imbalance"),
+        _loader("communication", "by_expert"),
+        heading="Time and imbalance of experts",
+        label="path",
+        empty="No layers named experts.N were recorded.",
+        keys=("path", "phase"),
     ),
     View(
-        "summary", "summary", ("count", "ns", "share", "hidden_ns"), _loader("run_summary", "by_summary"),
-        heading="Summary: sums over the run", label="item", end="text", sums=False, calls=True,
+        "stages",
+        "stage",
+        (
+            Column("process", "Process", least=140),
+            "phase stage microbatch calls time_ns busy_ns bubble_ns bubble_share transfer_ns",
+        ),
+        _loader("communication", "by_stage"),
+        heading="Pipeline: time and bubbles of each action",
+        label="action",
+        empty="No actions of torch.distributed.pipelining were recorded.",
+        keys=("action", "phase"),
     ),
     View(
-        "advice", "advice", (), _loader("advice", "by_advice"), heading="Advice", layout="advice",
-        empty="No advice for this profile.", sums=False, calls=True,
+        "summary",
+        "summary",
+        ("count ns share hidden_ns",),
+        _loader("run_summary", "by_summary"),
+        heading="Summary: sums over the run",
+        label="item",
+        end="text",
+        sums=False,
+        calls=True,
     ),
-)  # fmt: skip
-
-ROOFLINE_COLUMNS: Final = (
-    "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
-)  # fmt: skip
-"""Columns of `annot roofline` and of the page's roofline."""
+    View(
+        "advice",
+        "advice",
+        (),
+        _loader("advice", "by_advice"),
+        heading="Advice",
+        layout="advice",
+        empty="No advice for this profile.",
+        sums=False,
+        calls=True,
+    ),
+)
 
 
 @cache
@@ -434,18 +490,16 @@ _EVENTS: Final = (
 
 
 _FACTS: Final = (
-    "calls", "gpu_ns", "gpu_self_ns", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "gpu_busy_ns", "gpu_idle_ns",
-    "host_ns", "host_self_ns", "kernels", "kernels_total", "copies", "flops", "bytes", "params", "intensity",
-    "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound", "tc_ns", "reason", "memory_change_bytes",
-    "memory_peak_bytes",
-)  # fmt: skip
+    "calls gpu_ns gpu_self_ns gpu_mean_ns gpu_min_ns gpu_max_ns gpu_busy_ns gpu_idle_ns host_ns host_self_ns kernels",
+    "kernels_total copies flops bytes params intensity flops_per_s bytes_per_s precision roof_share bound tc_ns reason",
+    "memory_change_bytes memory_peak_bytes",
+)
 
 
 _COUNTERS: Final = (
-    "stall_share", "stall_reason", "instructions", "load_store_share", "l1_throughput", "l1_hit_rate", "l2_throughput",
-    "l2_hit_rate", "l2_read_bytes_per_s", "l2_write_bytes_per_s", "dram_read_bytes_per_s", "dram_write_bytes_per_s",
-    "dram_throughput",
-)  # fmt: skip
+    "stall_share stall_reason instructions load_store_share l1_throughput l1_hit_rate l2_throughput l2_hit_rate",
+    "l2_read_bytes_per_s l2_write_bytes_per_s dram_read_bytes_per_s dram_write_bytes_per_s dram_throughput",
+)
 
 
 def page_columns() -> dict[str, list[dict[str, Any]]]:
@@ -458,10 +512,8 @@ def page_columns() -> dict[str, list[dict[str, Any]]]:
         "roofline": of_names(ROOFLINE_COLUMNS),
         "steps": [Column("process", "Process"), *find_view("step").shown],
         "parts": find_view("summary").shown,
-        "layer_kernels": of_names(
-            ("phase", "kind", "tensor_cores", "calls", "gpu_ns=Time", "gpu_self_ns=Self", "mean_ns")
-        ),
-        "kernel_layers": of_names(("phase", "gpu_ns=Time", Column("main_ns", "Share", "share"), "calls", "mean_ns")),
+        "layer_kernels": of_names(("phase kind tensor_cores calls", "gpu_ns=Time", "gpu_self_ns=Self", "mean_ns")),
+        "kernel_layers": of_names(("phase", "gpu_ns=Time", Column("main_ns", "Share", "share"), "calls mean_ns")),
         "facts": of_names(_FACTS),
         "counters": of_names(_COUNTERS),
         "ranks": _RANKS,

@@ -17,14 +17,14 @@ from annot.analyze.comparable import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
-from annot.report.table import Options, Order, Table, process
+from annot.report.table import COUNTS, GPU_TIMES, Options, Table, process
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksTable, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import Frames, Run, Shown, check, paths_to_expand
+from annot.runs.run import Frames, Run, Shown
 from annot.runs.selection import ALL, Selection
 from annot.runs.skew import (
     across_ranks,
@@ -45,14 +45,9 @@ _IN_PYTHON: Final = ".view(); a rank: .rank(0); page: .to_html('page.html')"
 _PAGES: Final = 16
 """Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
 
-_SUMS: Final = (
-    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "ranges", "kernels", "copies", "threads",
-)  # fmt: skip
-_OF_RANK: Final = (
-    "source", "process", "gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns", "collectives",
-    "notes",
-)  # fmt: skip
+_SUMS: Final = (*GPU_TIMES, "gpu_guessed_ns", *COUNTS, "threads")
+_TIMES_OF_RANK: Final = ("gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns")
+_OF_RANK: Final = ("source", "process", *_TIMES_OF_RANK, "collectives", "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,7 @@ class RankTable:
         process: process id, if the file is split by process.
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
             collective_ns and collectives from `annot.runs.skew.collective_time`.
-        collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
+        collectives: `annot.analyze.communication.Collectives.table`, for the view of communication.
         times: times of the rank for the verdict; None: unknown, or the profile is large.
         program: what other ranks of the run have in common with it.
     """
@@ -125,9 +120,8 @@ class Ranks(Frames):
     """
 
     def __init__(
-        self, paths: Sequence[str], selection: Selection = ALL, *, workers: int | None = None,
-        dask: str | None = None,
-    ) -> None:  # fmt: skip
+        self, paths: Sequence[str], selection: Selection = ALL, *, workers: int | None = None, dask: str | None = None
+    ) -> None:
         self.paths, self.selection = list(paths), selection
         self._workers, self._dask = workers, dask
         self._runs: dict[int, Run] = {}
@@ -138,19 +132,18 @@ class Ranks(Frames):
         return str(self._compared(find_view("phase"), total=False).meta.get("verdict") or "")
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
-        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True, rank: int | None = None,
-    ) -> ShownRanks | Shown:  # fmt: skip
+        self, by: str = "layer", columns: str = "time", *, each: bool = False, rank: int | None = None, **options: Any
+    ) -> ShownRanks | Shown:
         """Return the comparison of the ranks, or the view of one rank.
 
         The comparison is by layer, module, kernel, op, step, phase, expert or stage; by layer also of the columns work
         and communication. `top` and `min_share` use the median times.
 
         Args:
-            by, columns, top, min_share, sort, total: see `Run.view`.
-            each, depth, expand, brief, draw: see `Run.view`; for one rank.
+            by, columns: see `Run.view`.
+            each: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
+            options: top, min_share, sort and total, and for one rank depth, expand, brief and draw; see `Run.view`.
 
         Returns:
             With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
@@ -172,18 +165,19 @@ class Ranks(Frames):
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
         """
-        view = find_view(by, columns, each=each)
-        check(depth, top, min_share, sort)
+        return self.make_table(find_view(by, columns, each=each), Options(**options), rank)
+
+    def make_table(self, view: View, options: Options, rank: int | None = None) -> ShownRanks | Shown:
+        """Return the comparison of the ranks, or the view of one rank; see `view`."""
         if rank is not None:
-            return self.rank(rank).view(
-                by, columns, each=each, depth=depth, top=top, min_share=min_share, sort=sort, total=total, brief=brief,
-                expand=expand, draw=draw,
-            )  # fmt: skip
-        given = {"each": each, "depth": depth is not None, "expand": paths_to_expand(expand, view)}
+            return self.rank(rank).make_table(view, options)
+        options.check(view)
+        given = {"each": view.group == "each", "depth": options.depth is not None, "expand": options.paths}
         if not view.keys or any(given.values()):
             names = [name for name, value in given.items() if value]
-            raise OneRankError(*names[:1] or (f"by {by}", *([f"columns {columns}"] if columns != "time" else [])))
-        return process(self._compared(view, total), Options(min_share=min_share, sort=sort, top=top))
+            columns = () if view.group == "time" else (f"columns {view.group}",)
+            raise OneRankError(*names[:1] or (f"by {view.by}", *columns))
+        return process(self._compared(view, options.total), options)
 
     def rank(self, number: int) -> Run:
         """Return the run of one rank.

@@ -14,11 +14,16 @@ from annot.runs.selection import Selection
 
 
 def open(  # noqa: A001 - the public name is `annot.open`
-    profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,
-    steps: slice | None = None, step_range: str | None = None, step_kind: str | None = None,
-    by_process: bool = False, capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]],
+    *,
+    domain: str | None = None,
+    steps: slice | None = None,
+    step_range: str | None = None,
+    step_kind: str | None = None,
+    by_process: bool = False,
+    capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     peaks: str | os.PathLike[str] | None = None,
-) -> Run | Ranks:  # fmt: skip
+) -> Run | Ranks:
     """Open a profile, the profiles of the ranks of a run, or a folder with profiles.
 
     Args:

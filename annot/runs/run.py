@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
@@ -21,7 +21,7 @@ from annot.attribution.summary import summarize
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
-from annot.report.table import ORDERS, Options, Order, Table, process
+from annot.report.table import Options, Order, Table, process
 from annot.report.tree import folds_of, with_groups
 from annot.report.views import View, find_view
 from annot.runs.processes import one_process, ranks_in
@@ -186,10 +186,20 @@ class Run(Frames):
         return self._meta(self.attribution)
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
-        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: str | Sequence[str] = (), draw: bool = True,
-    ) -> Shown:  # fmt: skip
+        self,
+        by: str = "layer",
+        columns: str = "time",
+        *,
+        each: bool = False,
+        depth: int | None = None,
+        top: int | None = None,
+        min_share: float = 0.0,
+        sort: Order = "order",
+        total: bool = False,
+        brief: bool = False,
+        expand: str | Sequence[str] = (),
+        draw: bool = True,
+    ) -> Shown:
         """Return a view of the profile, to print or to write.
 
         Args:
@@ -213,11 +223,18 @@ class Run(Frames):
             ValueError: the view does not exist, or an argument is out of range.
         """
         view = find_view(by, columns, each=each)
-        check(depth, top, min_share, sort)
-        options = Options(depth, paths_to_expand(expand, view), min_share=min_share, sort=sort, top=top, draw=draw)
+        options = Options(
+            depth=depth, expand=expand, min_share=min_share, sort=sort, top=top, draw=draw, total=total, brief=brief
+        )
+        return self.make_table(view, options)
+
+    def make_table(self, view: View, options: Options) -> Shown:
+        """Return a view of the profile; see `view`."""
+        options.check(view)
+        draw, total = options.draw, options.total
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
-        advice = self.advice.to_dicts() if brief and self.is_small(attribution) else None
+        advice = self.advice.to_dicts() if options.brief and self.is_small(attribution) else None
         if advice is not None or view.key == "summary":
             meta["verdict"], meta["without_warmup"] = self.verdict, self.facts.parts.without_warmup
         if advice is not None and view.key == "layer":
@@ -226,9 +243,9 @@ class Run(Frames):
         rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
-        kernels = brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
+        kernels = options.brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        lines = by_line(attribution) if view.folds or depth is not None else None
+        lines = by_line(attribution) if view.folds or options.depth is not None else None
         is_answer = draw and advice is not None
         bounds = _bounds(attribution) if is_answer and view.layout == "tree" else {}
         shares = self._shares() if is_answer else {}
@@ -354,11 +371,9 @@ class Run(Frames):
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
         whole = next((other.whole for other in self._attributed.values() if other.source is profile), None)
+        named = {name: getattr(selection, name) for name in ("domain", "step_range", "step_kind")}
         try:
-            attribution = attribute(
-                profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
-                step_kind=selection.step_kind, whole=whole,
-            )  # fmt: skip
+            attribution = attribute(profile, steps=steps, whole=whole, **named)
         except ValueError as error:
             if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
                 raise
@@ -399,63 +414,19 @@ class Run(Frames):
 
 def _bounds(attribution: Attribution) -> dict[tuple[str, str, str], str]:
     """Return what bounds each layer, for the answer."""
-    from annot.analyze.hardware_counters import default_peaks
+    peaks = default_peaks(attribution)
+    if peaks.bandwidth is None and attribution.device_busy.is_empty():  # neither a roof nor a device that waits
+        return {}
     from annot.analyze.roofline import layer_roofline
 
-    rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
+    rows = layer_roofline(attribution, peaks).drop_nulls("bound")
     columns = rows.select("layer", "module", "phase", "bound")
     return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
 
 
-def check(depth: int | None, top: int | None, min_share: float, sort: str) -> None:
-    """Check arguments of `Run.view`.
-
-    Raises:
-        TypeError: an argument has another type.
-        ValueError: an argument is out of range.
-
-    Example:
-        >>> check(None, 0, 0.0, "order")
-        Traceback (most recent call last):
-        ValueError: top must be at least 1, got 0
-    """
-    for name, number, least in (("depth", depth, 0), ("top", top, 1)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
-            raise TypeError(f"{name} must be an int or None, got {_described(number)}")
-        if number is not None and number < least:
-            raise ValueError(f"{name} must be at least {least}, got {number}")
-    if isinstance(min_share, bool) or not isinstance(min_share, SupportsFloat):
-        raise TypeError(f"min_share must be a number, got {_described(min_share)}")
-    if not 0 <= min_share <= 1:
-        raise ValueError(f"min_share must be from 0 to 1 (0.05 is 5%), got {min_share}")
-    if sort not in ORDERS:
-        raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
-
-
-def paths_to_expand(expand: str | Sequence[str], view: View) -> tuple[str, ...]:
-    """Return the argument `expand` as paths; one str is one path.
-
-    Raises:
-        TypeError: it is neither a path nor a sequence of paths.
-        ValueError: the view has no tree of layers.
-    """
-    if not isinstance(expand, str | Sequence):
-        raise TypeError(f"expand must be a path of a layer or a sequence of paths, got {_described(expand)}")
-    paths = (expand,) if isinstance(expand, str) else tuple(expand)
-    if wrong := [path for path in paths if not isinstance(path, str)]:
-        raise TypeError(f"expand must have paths of layers, got {_described(wrong[0])}")
-    if paths and not view.folds:
-        raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
-    return paths
-
-
-def _described(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
-
-
-def view_of(path: str, selection: Selection, **options: Any) -> Shown:
-    """Return a view of a file; a task for `annot.runs.executors`. `options` are those of `Run.view`."""
-    return Run(path, selection).view(**options)
+def view_of(path: str, selection: Selection, view: View, options: Options) -> Shown:
+    """Return a view of a file; a task for `annot.runs.executors`."""
+    return Run(path, selection).make_table(view, options)
 
 
 def page_of(path: str, selection: Selection) -> dict[str, Any]:

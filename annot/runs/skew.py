@@ -102,7 +102,8 @@ def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
         ('forward', 3, 6, 5, 9, 1, 4, 0)
     """
     work = pl.col("work_ns")
-    table = rows.sort("rank", maintain_order=True).group_by(list(keys), maintain_order=True).agg(
+    ranked = rows.sort("rank", maintain_order=True).group_by(list(keys), maintain_order=True)
+    table = ranked.agg(
         pl.col("rank").n_unique().cast(pl.Int64).alias("ranks"),
         _median("work_ns").alias("median_ns"),
         work.min().alias("min_ns"),
@@ -110,7 +111,7 @@ def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
         pl.col("rank").filter(work == work.max()).min().alias("slowest"),
         (work.max() - work.min()).alias("spread_ns"),
         _median("collective_ns").alias("collective_median_ns"),
-    )  # fmt: skip
+    )
     last = [pl.col(name) == UNATTRIBUTED for name in ("layer", "phase") if name in keys]
     return table.sort(*last, maintain_order=True) if last else table
 
@@ -125,7 +126,7 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     the number of ranks differs from the size of the group, or if a rank uses several devices.
 
     Args:
-        collectives: `annot.analyze.collectives.Collectives.table` of each rank.
+        collectives: `annot.analyze.communication.Collectives.table` of each rank.
 
     Returns:
         rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.
@@ -177,9 +178,13 @@ def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
         return None
     low, high, most = ranked[(len(ranked) - 1) // 2][0], ranked[len(ranked) // 2][0], ranked[-1][0]
     return {
-        "ranks": len(ranked), "median": low + (high - low) // 2, "min": ranked[0][0], "max": most,
-        "fastest": ranked[0][1], "slowest": next(rank for ns, rank in ranked if ns == most),
-    }  # fmt: skip
+        "ranks": len(ranked),
+        "median": low + (high - low) // 2,
+        "min": ranked[0][0],
+        "max": most,
+        "fastest": ranked[0][1],
+        "slowest": next(rank for ns, rank in ranked if ns == most),
+    }
 
 
 def _is_collective() -> pl.Expr:

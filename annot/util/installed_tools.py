@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 WRITER_BACKEND = "NSYS_WRITER_BACKEND"
 """The environment variable with the path of the library that nsys_writer uses."""
@@ -212,18 +213,30 @@ def _candidates(name: str, patterns: Iterable[str], environ: Mapping[str, str], 
 
 def _output_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        done = run_tool(command, _TIMEOUT_SECONDS, stderr=subprocess.PIPE)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else None
+
+
+def run_tool(command: list[str], seconds: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a program without input, and return its output, to which errors belong.
+
+    Args:
+        command: the program with its arguments.
+        seconds: time after which it is ended.
+        options: other arguments of `subprocess.run`.
+
+    Raises:
+        OSError: the program does not start.
+        subprocess.TimeoutExpired: it ran out of time.
+
+    Example:
+        >>> run_tool(["echo", "annot"], 10).stdout
+        b'annot\n'
+    """
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, timeout=seconds, check=False, **(streams | options))
 
 
 def _is_python(name: str) -> bool:

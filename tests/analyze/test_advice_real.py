@@ -11,7 +11,7 @@ from matrices import every_third
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, Rows
 
-from annot.analyze.advice import Advice, Facts, advise
+from annot.analyze.advice import RULES, Advice, Facts, advise
 from annot.analyze.advice.kernels import CONVERSIONS
 from annot.analyze.cpu_parts import IDLE
 from annot.analyze.gpu_activities import idle_calls
@@ -72,7 +72,7 @@ FIRST: dict[str, str | None] = {
 
 
 def _opened(name: str, folder: Path) -> Attribution:
-    path = unpacked(name, folder) if name.startswith("nsys") and name.endswith(".gz") else shared(name)
+    path = unpacked(name, folder) if name.endswith(".sqlite.gz") else shared(name)
     return attribute(load(path))
 
 
@@ -84,6 +84,22 @@ def test_first_advice_of_real_profiles(name: str, tmp_path: Path) -> None:
     saves = [one.saves for one in found]
     assert saves == sorted(saves, reverse=True)
     assert all(0 <= one <= 1 for one in saves)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.sqlite.gz",
+        "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz",
+        "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz",
+    ],
+)
+def test_rules_of_other_devices_are_silent(name: str, tmp_path: Path) -> None:
+    """`advise` asks only the rules of the devices at hand."""
+    attribution = _opened(name, tmp_path)
+    facts = Facts(attribution)
+    said = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    assert sorted(advice.rule for advice in said) == sorted(advice.rule for advice in advise(attribution, facts))
 
 
 def test_copies_outside_the_steps_are_no_advice(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from shared_data import shared
 
 from annot import load
 from annot.labels import tag
-from annot.read.kineto.operator_calls import OPERATORS, VIEWS, call_text
+from annot.read.kineto.operator_calls import SIGNATURES, VIEWS, call_text
 
 RESNET = "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"
+OPERATORS = {f"aten::{name}" for name in SIGNATURES}
 
 
 def text(name: str, *arguments: tuple[Any, str, str]) -> str | None:

@@ -24,10 +24,12 @@ import annot
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.compare import compare
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.peaks import given_peaks
 from annot.attribution.attribute import Attribution, attribute
 from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError
+from annot.read.formats import load
 from annot.report.columns import Formatted
 from annot.report.page.data import report_data
 from annot.report.table import Options, Table, process
@@ -35,6 +37,7 @@ from annot.report.terminal.compare import comparison_table
 from annot.report.terminal.layout import LINES, fitted_table
 from annot.report.terminal.table import hottest_rows, named_rows, print_answer, print_table
 from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 OWN = Path(__file__).parents[1] / "data"
 MORE = "--all; page: -o page.html"
@@ -58,6 +61,16 @@ def _opened(name: str, folder: Path) -> Run:
     except AnnotError as error:
         pytest.skip(str(error))
     return run
+
+
+def test_bounds_need_a_roof_or_a_device_that_waits(tmp_path: Path) -> None:
+    on_cpu = unpacked("transformer.sqlite.gz", tmp_path)
+    assert Run(on_cpu).view(brief=True).bounds == {}
+    with_roof = Run(on_cpu, Selection(peaks=given_peaks(1e11, 1e10))).view(brief=True)
+    assert {*with_roof.bounds.values()} == {"compute", "memory"}
+    profile = load(shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz"))
+    without_peaks = replace(profile, meta=profile.meta | {"devices": []})
+    assert {*Run(without_peaks).view(brief=True).bounds.values()} == {"launch"}
 
 
 def _printed(show: object, width: int) -> list[str]:

@@ -1,8 +1,9 @@
 """Count the modules and functions of annot that a command enters at run time, without what imports run.
 
-    python tests/support/entered.py FILE [OPTION ...]
+    python tests/support/entered.py [--functions] FILE [OPTION ...]
 
-The arguments are those of ``annot``. Standard error lists the modules with the number of their functions.
+The other arguments are those of ``annot``. Standard error lists the modules with the number of their functions. With
+--functions, it also lists the functions, each with the functions of annot that call it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Entered:
     """Profile function that notes the functions of each module that run outside imports."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, set[str]] = defaultdict(set)
+        self.callers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._imports = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -32,22 +33,32 @@ class Entered:
         if code.co_name == "<module>":
             self._imports += {"call": 1, "return": -1}.get(event, 0)
         elif event == "call" and not self._imports and code.co_filename.startswith(_ROOT) and code.co_name[0] != "<":
-            self.functions[code.co_filename.removeprefix(_ROOT)].add(code.co_qualname)
+            self.callers[code.co_filename.removeprefix(_ROOT)][code.co_qualname].add(_caller(frame.f_back))
 
 
-def count(arguments: Sequence[str]) -> dict[str, int]:
-    """Run a command of annot. Return the number of functions that it enters in each module, by path in annot."""
+def _caller(frame: FrameType | None) -> str:
+    """The innermost function of annot on the stack."""
+    while frame is not None and (not frame.f_code.co_filename.startswith(_ROOT) or frame.f_code.co_name[0] == "<"):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename.removeprefix(_ROOT)}:{frame.f_code.co_qualname}"
+
+
+def enter(arguments: Sequence[str]) -> dict[str, dict[str, set[str]]]:
+    """Run a command of annot. Return the functions that it enters with their callers, by path of the module."""
     entered = Entered()
     sys.setprofile(entered)
     try:
         main(arguments)
     finally:
         sys.setprofile(None)
-    return {module: len(functions) for module, functions in sorted(entered.functions.items())}
+    return dict(sorted(entered.callers.items()))
 
 
 if __name__ == "__main__":
-    numbers = count(sys.argv[1:])
-    for module, number in numbers.items():
-        print(f"{number:4} {module}", file=sys.stderr)
-    print(f"{len(numbers)} modules, {sum(numbers.values())} functions", file=sys.stderr)
+    with_functions = sys.argv[1:2] == ["--functions"]
+    modules = enter(sys.argv[2 if with_functions else 1 :])
+    for module, functions in modules.items():
+        print(f"{len(functions):4} {module}", file=sys.stderr)
+        for name, callers in functions.items() if with_functions else ():
+            print(f"       {name}: {', '.join(sorted(callers))}", file=sys.stderr)
+    print(f"{len(modules)} modules, {sum(map(len, modules.values()))} functions", file=sys.stderr)

@@ -15,7 +15,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.read.nsys.sqlite_export import process_of, read_strings
-from annot.read.sqlite import MAGIC, ROW, Database, check_columns, open_database, resolve
+from annot.read.sqlite import MAGIC, ROW, Database, check_columns, journal_notes, open_database, resolve
 
 __all__ = ["Activity", "read_activity"]
 
@@ -69,7 +69,9 @@ def read_activity(path: str | os.PathLike[str]) -> Activity:
         if not database.columns.keys() & _NEEDED.keys():
             raise AnnotError(f"{path} is an SQLite file without NVTX ranges and CUDA activity")
         strings = read_strings(database)
-        return Activity(_ranges(database, strings), _calls(database), _gpu(database, strings), tuple(database.notes))
+        return Activity(
+            _ranges(database, strings), _calls(database), _gpu(database, strings), tuple(journal_notes(path))
+        )
 
 
 def _check_format(path: Path) -> None:

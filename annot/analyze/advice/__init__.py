@@ -42,7 +42,8 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
         []
     """
     facts = facts or Facts(attribution)
-    suggestions = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    others = _OF_GPUS if facts.on_cpu else cpu.RULES
+    suggestions = [advice for rule in RULES if rule not in others and (advice := rule(facts)) is not None]
     if suggestions and (facts.in_keras or facts.in_cuda):
         translate = _in_keras if facts.in_keras else _in_cuda
         suggestions = [advice for suggestion in suggestions if (advice := translate(suggestion)) is not None]
@@ -131,6 +132,11 @@ RULES: Final[tuple[Rule, ...]] = (
     *kernels.RULES,
     *operators.RULES,
 )
+_OF_GPUS: Final = (
+    *(loop.synchronous_copies, loop.pageable_copies, loop.host_copies, loop.allocations, loop.coverage),
+    *(*kernels.LAUNCH_RULES, *kernels.RULES, *operators.RULES),
+)
+"""Rules that are silent without GPU activities, as those of `annot.analyze.advice.cpu` are with them."""
 
 
 def _in_cuda(advice: Advice) -> Advice | None:

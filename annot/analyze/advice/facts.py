@@ -230,6 +230,8 @@ class Facts:
 
         A capture into a CUDA graph launches kernels that do not run.
         """
+        if self.attribution.device_busy.is_empty():
+            return False
         kernels = int(self.attribution.nodes["kernels"].sum())
         launches = sum(count for name, count in self.api_calls.items() if _LAUNCH.search(name))
         return bool(self.work["wall_ns"].sum() > 0) and launches <= _MOST_LAUNCHES * (
@@ -274,15 +276,11 @@ class Facts:
     @cached_property
     def in_cuda(self) -> bool:
         """Whether the program runs kernels, and neither layers, phases nor kernels show a framework."""
-        if self.attribution.meta.get("format") in _OF_FRAMEWORKS or not self.compilable:
-            return False
         kernels = self.attribution.names.filter("kernel")["name"].cast(pl.String)
+        if kernels.is_empty() or self.attribution.meta.get("format") in _OF_FRAMEWORKS or not self.compilable:
+            return False
         of_model = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED) | pl.col("phase").is_in(LAYER_PHASES)
-        return bool(
-            kernels.len()
-            and not kernels.str.contains(_FRAMEWORK_KERNELS).any()
-            and not self.layers.filter(of_model).height
-        )
+        return not (kernels.str.contains(_FRAMEWORK_KERNELS).any() or self.layers.filter(of_model).height)
 
     @cached_property
     def layers(self) -> pl.DataFrame:

@@ -27,7 +27,15 @@ from annot.labels.tag import Scalar, Tag, TensorSpec, Value
 _CONVOLUTION: Final = "input weight bias stride padding dilation"
 _POOL: Final = "input kernel stride padding dilation ceil"
 _ATTENTION: Final = "query key value"
-_SIGNATURES: Final = {
+_ELEMENTWISE: Final = (
+    "relu relu_ gelu silu silu_ sigmoid sigmoid_ tanh tanh_ leaky_relu leaky_relu_ elu hardswish hardswish_ mish "
+    "softplus softmax log_softmax exp log sqrt rsqrt neg abs sin cos cumsum"
+)
+_ELEMENTWISE_BACKWARD: Final = (
+    "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward hardswish_backward "
+    "_softmax_backward_data _log_softmax_backward_data native_dropout_backward"
+)
+SIGNATURES: Final = {
     **{f"conv{count}d": f"{_CONVOLUTION} groups" for count in (1, 2, 3)},
     **{
         name: f"{_CONVOLUTION.removesuffix(' dilation')} output_padding groups dilation"
@@ -79,35 +87,19 @@ _SIGNATURES: Final = {
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), "input out"),
     "_adaptive_avg_pool2d_backward": "grad input",
     "avg_pool2d_backward": "grad input kernel stride padding ceil",
-    **dict.fromkeys(
-        (
-            "relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "leaky_relu",
-            "leaky_relu_", "elu", "hardswish", "hardswish_", "mish", "softplus", "softmax", "log_softmax", "exp", "log",
-            "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "cumsum",
-        ),
-        "input",
-    ),
+    **dict.fromkeys(_ELEMENTWISE.split(), "input"),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "logsumexp", "argmax", "argmin"), "input dim"),
     **dict.fromkeys(("dropout", "dropout_"), "input rate train"),
     **dict.fromkeys(
         ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "maximum", "minimum", "pow", "rsub"), "input other"
     ),
-    **dict.fromkeys(
-        (
-            "threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward",
-            "hardswish_backward", "_softmax_backward_data", "_log_softmax_backward_data", "native_dropout_backward",
-        ),
-        "grad input",
-    ),
+    **dict.fromkeys(_ELEMENTWISE_BACKWARD.split(), "grad input"),
     "mse_loss": "input target reduction",
     "mse_loss_backward": "grad input target reduction",
     "cross_entropy_loss": "input target weight reduction",
-}  # fmt: skip
+}
 """Names of the arguments of each operator that has a formula in `annot.analyze.work.operators`, without those at the
 end that no formula needs."""
-
-OPERATORS: Final = frozenset(f"aten::{name}" for name in _SIGNATURES)
-"""Names of the operators whose arguments have names."""
 
 EXPERTS: Final = re.compile(
     r"(?i)(?:fused|grouped|place)_(?:moe|experts)|(?:^|_)f?moe(?:_|$)(?!.*(?:gate|align|sum|topk))"
@@ -115,28 +107,33 @@ EXPERTS: Final = re.compile(
 """Names of operators that compute the experts of a mixture, such as ``vllm::rocm_aiter_fused_moe`` and
 ``sglang::inplace_fused_experts``. Their arguments differ by release, so that shapes tell what each tensor is."""
 
-VIEWS: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze",
-        "squeeze_", "unsqueeze", "unsqueeze_", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind",
-        "detach", "detach_", "slice", "select", "t", "narrow", "movedim", "as_strided", "alias", "empty", "empty_like",
-        "empty_strided", "new_empty", "new_empty_strided", "resize_", "result_type", "resolve_conj", "resolve_neg",
-        "lift_fresh", "broadcast_tensors", "is_nonzero", "item", "_local_scalar_dense",
-    )
-)  # fmt: skip
+_VIEWS: Final = (
+    "view _unsafe_view _reshape_alias reshape transpose permute flatten unflatten squeeze squeeze_ unsqueeze "
+    "unsqueeze_ expand expand_as split split_with_sizes chunk unbind detach detach_ slice select t narrow movedim "
+    "as_strided alias empty empty_like empty_strided new_empty new_empty_strided resize_ result_type resolve_conj "
+    "resolve_neg lift_fresh broadcast_tensors is_nonzero item _local_scalar_dense"
+)
+VIEWS: Final = frozenset(f"aten::{name}" for name in _VIEWS.split())
 """Operators that only make views and empty tensors, and read single values. Their inputs are not read."""
 
+_CODES: Final = ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
+_IN_CPP: Final = ("float", "double", "long", "int", "short", "signed char", "unsigned char", "bool")
+_OF_C10: Final = {"Half": "f16", "BFloat16": "bf16", "complex<float>": "c64", "complex<double>": "c128"}
 _DTYPES: Final = {
-    "float": "f32", "double": "f64", "c10::Half": "f16", "c10::BFloat16": "bf16", "long": "i64", "long int": "i64",
-    "int": "i32", "short": "i16", "short int": "i16", "signed char": "i8", "unsigned char": "u8", "bool": "bool",
-    "c10::complex<float>": "c64", "c10::complex<double>": "c128",
-}  # fmt: skip
+    **dict(zip(_IN_CPP, _CODES, strict=True)),
+    **{f"c10::{name}": code for name, code in _OF_C10.items()},
+    "long int": "i64",
+    "short int": "i16",
+}
+_SCALARS: Final = ("Float", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_MORE_SCALARS: Final = {"UInt16": "u16", "UInt32": "u32", "ComplexFloat": "c64", "ComplexDouble": "c128"}
 _SCALAR_TYPES: Final = {
-    "Float": "f32", "Double": "f64", "Half": "f16", "BFloat16": "bf16", "Long": "i64", "Int": "i32", "Short": "i16",
-    "Char": "i8", "Byte": "u8", "UInt16": "u16", "UInt32": "u32", "UInt64": "u64", "Bool": "bool",
-    "ComplexFloat": "c64", "ComplexDouble": "c128",
-}  # fmt: skip
+    **dict(zip(_SCALARS, _CODES, strict=True)),
+    "Half": "f16",
+    "BFloat16": "bf16",
+    "UInt64": "u64",
+    **_MORE_SCALARS,
+}
 """Names of c10::ScalarType, which tools that rewrite traces use. Older releases call numbers ``Int`` and ``Double``."""
 _FLOAT8: Final = re.compile(r"(?:c10::)?Float8_(\w+)")
 _LISTED: Final = re.compile(r"[\[(](.*)[\])]")
@@ -176,7 +173,7 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
     arguments: list[tuple[str, Value]] = []
     omitted = 0
     space, _, operator = name.rpartition("::")
-    signature = _SIGNATURES.get(operator) if space == "aten" else None
+    signature = SIGNATURES.get(operator) if space == "aten" else None
     for argument, sizes, kind, value in _aligned(signature and signature.split(), lists):
         dtype = _dtype(kind) or (_SCALAR_TYPES.get(kind) if isinstance(kind, str) and sizes else None)
         if dtype is not None:

@@ -194,17 +194,16 @@ def _ranges(
     layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
     distinct = layers.unique(maintain_order=True)
     numbers = {text: names.height + number for number, text in enumerate(distinct)}
-    modules = modules.select(
-        "start", "end", "thread", external=pl.lit(None, pl.Int64), role=_role("module"),
-        name=pl.Series([numbers[text] for text in layers], dtype=pl.Int32),
-    ).select(*_COMPACT, "role")  # fmt: skip
+    name = pl.Series([numbers[text] for text in layers], dtype=pl.Int32)
+    modules = modules.with_columns(external=pl.lit(None, pl.Int64), role=_role("module"), name=name)
+    modules = modules.select(*_COMPACT, "role")
     # Ranges with equal times nest in the order of their ids.
     ranges = pl.concat([modules, annotations, operations], how="diagonal")
     ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
     texts = pl.concat([names["text"], distinct])
     domains = pl.concat([names["domain"], pl.repeat("", len(distinct), eager=True)])
     return ranges.select(
-        "start", "end", "thread", "sequence", "forward_thread",
+        pl.col("start", "end", "thread", "sequence", "forward_thread"),
         id=pl.int_range(pl.len(), dtype=pl.Int64),
         process=PROCESS,
         category=pl.lit(""),
@@ -213,7 +212,7 @@ def _ranges(
         domain=domains.gather(ranges["name"]),
         role=pl.Series(ROLES).gather(ranges["role"]),
         call=calls.gather(ranges["call"]),
-    )  # fmt: skip
+    )
 
 
 def _role(role: str) -> pl.Expr:

@@ -45,13 +45,10 @@ _THREAD: Final = re.compile(r"\s*([0-9]{1,10})\b")
 _BETWEEN: Final = '"  "'
 _NEEDED: Final = {"ID", "Process ID", "Kernel Name"}
 _METRIC: Final = ("Metric Name", "Metric Unit", "Metric Value")
-_OTHER: Final = frozenset(
-    {
-        *_NEEDED, *_METRIC, PUSHED, STARTED, "Process Name", "Host Name", "Kernel Time", "Context", "Stream",
-        "Block Size", "Grid Size", "Device", "CC", "Section Name", "Rule Name", "Rule Type", "Rule Description",
-        "Estimated Speedup Type", "Estimated Speedup",
-    }
-)  # fmt: skip
+_OF_KERNEL: Final = ("Kernel Time", "Context", "Stream", "Block Size", "Grid Size", "Device", "CC")
+_OF_RULE: Final = ("Rule Name", "Rule Type", "Rule Description", "Estimated Speedup Type", "Estimated Speedup")
+_OF_ROW: Final = ("Process Name", "Host Name", "Section Name")
+_OTHER: Final = frozenset({*_NEEDED, *_METRIC, PUSHED, STARTED, *_OF_ROW, *_OF_KERNEL, *_OF_RULE})
 _ROW: Final = re.compile(r'"?[0-9]*"?,"?[0-9]*"?,')
 _INSTANCES: Final = re.compile(r"\s*\(.*\)\s*", re.DOTALL)
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
+from annot.util.installed_tools import run_tool
 from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
 NAME: Final = "ncu_rep"
@@ -81,10 +82,7 @@ def _print_report(path: Path, output: Any) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     limit = _SECONDS + _SECONDS_PER_MEGABYTE * path.stat().st_size // 2**20
     try:
-        result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, env=environment,
-            timeout=limit, check=False,
-        )  # fmt: skip
+        result = run_tool(command, limit, stdout=output, stderr=subprocess.PIPE, env=environment)
     except subprocess.TimeoutExpired:
         raise AnnotError(f"{path} cannot be read: NVIDIA's ncu_report did not finish in {limit} s") from None
     if result.returncode:

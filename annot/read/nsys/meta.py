@@ -40,8 +40,10 @@ _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
 
-def read_meta(tables: Database) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` that the export contains. All except producer are optional.
+def read_meta(tables: Database) -> tuple[dict[str, Any], list[str]]:
+    """Return the entries of `Profile.meta` that the export contains, and notes of annot's recorder on its data.
+
+    All entries except producer are optional.
 
     producer: name and version of the exporter, not of the profiler. Can be "".
     devices: a dictionary for each CUDA GPU, with the columns of the export: name, memoryBandwidth (bytes/s),
@@ -54,6 +56,7 @@ def read_meta(tables: Database) -> dict[str, Any]:
     cpu, software: model of the CPU, and versions of the GPU driver.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
+    counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
     named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
     facts: dict[str, Any] = {
         "devices": _devices(tables),
@@ -68,7 +71,9 @@ def read_meta(tables: Database) -> dict[str, Any]:
     present = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
     exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
     product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
-    return {"producer": " ".join(filter(None, product)), **present}
+    noted = {"The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0)}
+    notes = [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
+    return {"producer": " ".join(filter(None, product)), **present}, notes
 
 
 def _cut(capture: Mapping[str, str]) -> str:
@@ -76,14 +81,6 @@ def _cut(capture: Mapping[str, str]) -> str:
     lost, reason = integer(capture.get("ANNOT_LOST_EVENTS", "")) or 0, capture.get("ANNOT_LOST_REASON")
     why = f": {reason}." if reason else ". Check for a full disk."
     return f"The recording is cut: {counted(lost, 'event')} could not be written{why}" if lost else ""
-
-
-def notes_of_recorder(tables: Database) -> list[str]:
-    """Return notes on the data of annot's recorder, and on ranges that it closed."""
-    capture = _entries(tables, "META_DATA_CAPTURE")
-    counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
-    noted = {"The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0)}
-    return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
 def _entries(tables: Database, table: str) -> list[tuple[str, str]]:

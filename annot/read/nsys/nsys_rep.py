@@ -17,7 +17,7 @@ from typing import Final
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys.sqlite_export import read_exported
-from annot.util.installed_tools import Nsys, find_nsys
+from annot.util.installed_tools import Nsys, find_nsys, run_tool
 from annot.util.progress import tell
 
 NAME: Final = "nsys_report"
@@ -65,10 +65,7 @@ def _export(path: Path, nsys: Nsys, exported: Path, written_by: tuple[int, ...])
     tell(f"exporting {path.name} with Nsight Systems {nsys.version_text}")
     command = [str(nsys.path), "export", "--type=sqlite", "--quiet=true", "--force-overwrite=true"]
     try:
-        result = subprocess.run(
-            [*command, f"--output={exported}", str(path.absolute())], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_EXPORT_SECONDS, check=False,
-        )  # fmt: skip
+        result = run_tool([*command, f"--output={exported}", str(path.absolute())], _EXPORT_SECONDS)
     except subprocess.TimeoutExpired:
         raise AnnotError(f"{path} was not exported by {nsys.path} in {_EXPORT_SECONDS // 60} minutes") from None
     except OSError as error:

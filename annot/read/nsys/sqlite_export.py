@@ -30,7 +30,7 @@ from annot.profile import (
     kernels_as_work,
     pick_all,
 )
-from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta
+from annot.read.nsys.meta import AnnotMarks, read_meta
 from annot.read.sqlite import (
     ACTIVITY,
     COPY_COLUMNS,
@@ -38,6 +38,7 @@ from annot.read.sqlite import (
     ROW,
     Database,
     check_columns,
+    journal_notes,
     open_database,
     resolve,
     with_copy_kinds,
@@ -57,10 +58,9 @@ _PUSHED: Final = (59, 70)  # 70 and 71: ranges imported from NVTXT
 _STARTED: Final = (60, 71)
 _IMPORTED: Final = 70
 
-_EVENT_COLUMNS: Final = {
-    "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
-    "end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId",
-}  # fmt: skip
+_TIMES: Final = {"start": "start", "end": "end"}
+_NVTX_IDS: Final = {"end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId"}
+_EVENT_COLUMNS: Final = {"id": ROW, "type": "eventType", **_TIMES, "thread": "globalTid", **_NVTX_IDS}
 _EVENT_TEXTS: Final = {"text": "text"}
 _CATEGORIES: Final = {"category_id": "category"}
 _COLORS: Final = {"color": "color"}
@@ -77,10 +77,8 @@ _NEEDED: Final = {
     _RUNTIME: frozenset({"start", "end", "globalTid", "correlationId", "nameId"}),
     **dict.fromkeys((_KERNEL, _GRAPH, _MEMCPY, _MEMSET), _GPU_ROWS),
 }
-_GPU_COLUMNS: Final = {
-    "start": "start", "end": "end", "correlation": "correlationId", "pid": "globalPid", "device": "deviceId",
-    "stream": "streamId", "node": "graphNodeId",
-}  # fmt: skip
+_GPU_IDS: Final = {"correlation": "correlationId", "pid": "globalPid", "device": "deviceId", "stream": "streamId"}
+_GPU_COLUMNS: Final = _TIMES | _GPU_IDS | {"node": "graphNodeId"}
 
 _HOST_MEMORY: Final = (0, 1)
 """Pageable and pinned in ENUM_CUDA_MEM_KIND, whose numbers are not those of CUPTI."""
@@ -148,11 +146,12 @@ class Export:
             try:
                 _check(path, database.columns)
             except AnnotError as error:  # the rows may be in the journal
-                raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
+                raise AnnotError(". ".join([str(error).removesuffix("."), *journal_notes(path)])) from None
             self._strings = read_strings(database).with_columns(pl.col("value").cast(pl.Categorical))
             self._origins = read_origins(database)
-            self._facts = [*database.notes, *notes_of_recorder(database)]
-            self._meta = {"source": str(path), "format": NAME} | read_meta(database)
+            meta, notes = read_meta(database)
+        self._meta = {"source": str(path), "format": NAME} | meta
+        self._facts = [*journal_notes(path), *notes]
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
@@ -195,7 +194,7 @@ class Export:
 
     def last_launch(self) -> int | None:
         """Return the end of the last API call in ns; see `annot.profile.Source`."""
-        columns = {"start": "start", "end": "end", "class": "eventClass"}
+        columns = _TIMES | {"class": "eventClass"}
         with open_database(self._path) as tables:
             ends = [_calls(rows, Counter())["end"].max() for rows in tables.blocks(_RUNTIME, columns)]
         return max((end for end in ends if isinstance(end, int)), default=None)
@@ -203,8 +202,8 @@ class Export:
     def launch_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield API calls; see `annot.profile.Source`."""
         notes = self._counter("launches")
-        columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
-        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
+        columns = _TIMES | {"thread": "globalTid", "correlation": "correlationId", "class": "eventClass"}
+        columns |= {"string": "nameId"} if self._named_calls else {}
         with open_database(self._path) as tables:
             for rows in tables.blocks(_RUNTIME, columns):
                 rows = _calls(rows, notes)
@@ -304,7 +303,10 @@ def _no_ranges(domains: int) -> list[str]:
 
 
 class _Names:
-    """Names of domains and categories. Their ids are unique per process only."""
+    """Names of domains and categories. Their ids are unique per process only.
+
+    `domains` is the number of named domains. `has_findings` says whether annot added findings to the report.
+    """
 
     def __init__(self, tables: Database, strings: pl.DataFrame) -> None:
         columns = {name: _EVENT_COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
@@ -312,16 +314,9 @@ class _Names:
         if _NVTX in tables.columns:
             rows = tables.scan(_NVTX, columns, _EVENT_TEXTS, (_EVENT_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
             self._named = _resolve_texts(rows, strings).with_columns(pl.col("text").cast(pl.String))
-
-    @cached_property
-    def has_findings(self) -> bool:
-        """Whether the export contains findings that annot added to the report."""
-        return FINDINGS in self._named.filter(pl.col("type") == _DOMAIN)["text"] if self._named.height else False
-
-    @property
-    def domains(self) -> int:
-        """Number of named domains."""
-        return int((self._named["type"] == _DOMAIN).sum())
+        domains = self._named.filter(pl.col("type") == _DOMAIN)
+        self.domains = domains.height
+        self.has_findings = not domains.is_empty() and FINDINGS in domains["text"]
 
     def with_names(self, rows: pl.DataFrame, kind: int, name: str, *outer: str) -> pl.DataFrame:
         """Replace the ids of domains or categories, which are unique inside the ids `outer`, by their names."""

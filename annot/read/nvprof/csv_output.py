@@ -121,9 +121,13 @@ class _Tables:
     def _add_activity(self, section: _Section, row: dict[str, str], start: int, end: int) -> None:
         name, correlation = _numbered(row)
         activity = {
-            "process": section.process, "device": _device(row.get("Device") or section.device),
-            "stream": integer(row.get("Stream", "")), "start": start, "end": end, "correlation": correlation,
-        }  # fmt: skip
+            "process": section.process,
+            "device": _device(row.get("Device") or section.device),
+            "stream": integer(row.get("Stream", "")),
+            "start": start,
+            "end": end,
+            "correlation": correlation,
+        }
         copy = _COPY.fullmatch(name)
         if copy or name == "[CUDA memset]":
             kind = " ".join(filter(None, ("UVM" if copy[1] else "", copy[2]))) if copy else "memset"

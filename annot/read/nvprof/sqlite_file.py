@@ -24,6 +24,7 @@ from annot.read.sqlite import (
     Columns,
     Database,
     check_columns,
+    journal_notes,
     open_database,
     resolve,
     with_copy_kinds,
@@ -87,7 +88,7 @@ def read(path: Path) -> Profile:
         markers = _markers(database, strings, launches)
         kernels = pick_all(_kernels(database, strings, counted), KERNELS)
         copies = pick_all(_copies(database, counted), COPIES)
-        notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
+        notes = [*journal_notes(path), *sentences(counted), *_notes(database, kernels)]
         return Profile.build(
             {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
             ranges=pick(_add_color_and_category(database, _ranges(markers)), RANGES),

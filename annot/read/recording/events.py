@@ -25,11 +25,9 @@ HAS_TEXT: Final = 0x10
 """Flags of an event with a color, and with a text of its own instead of a string."""
 _HAS_EXTRA: Final = 0x20
 
-_EVENT: Final = {
-    "kind": pl.UInt64, "flags": pl.UInt64, "domain": pl.Int64, "string": pl.Int64, "time": pl.Int64,
-    "category": pl.Int64, "color": pl.Int64, "payload": pl.UInt64, "thread": pl.Int64, "key": pl.UInt64,
-    "inline": pl.String,
-}  # fmt: skip
+_COLUMNS: Final = ("kind", "flags", "domain", "string", "time", "category", "color", "payload", "thread", "key")
+_UNSIGNED: Final = dict.fromkeys(("kind", "flags", "payload", "key"), pl.UInt64)
+_EVENT: Final = dict.fromkeys(_COLUMNS, pl.Int64) | _UNSIGNED | {"inline": pl.String}
 
 
 @dataclass(slots=True)

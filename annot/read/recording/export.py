@@ -176,13 +176,14 @@ def read(path: Path) -> Profile:
         return read_exported(path, NAME, out)
 
 
+_OF_EVENT: Final = ("start", "end", "eventType", "rangeId", "category", "color", "text", "globalTid", "endGlobalTid")
+_IDS_AND_INTEGERS: Final = ("textId", "domainId", "uint64Value", "int64Value", "doubleValue", "uint32Value")
+_VALUES: Final = ("int32Value", "floatValue", "jsonTextId", "jsonText")
 _EVENTS: Final[dict[str, type[pl.DataType]]] = {
-    "start": pl.Int64, "end": pl.Int64, "eventType": pl.Int64, "rangeId": pl.Int64, "category": pl.Int64,
-    "color": pl.Int64, "text": pl.String, "globalTid": pl.Int64, "endGlobalTid": pl.Int64, "textId": pl.Int64,
-    "domainId": pl.Int64, "uint64Value": pl.Int64, "int64Value": pl.Int64, "doubleValue": pl.Float64,
-    "uint32Value": pl.Int64, "int32Value": pl.Int64, "floatValue": pl.Float64, "jsonTextId": pl.Int64,
-    "jsonText": pl.String,
-}  # fmt: skip
+    **dict.fromkeys((*_OF_EVENT, *_IDS_AND_INTEGERS, *_VALUES), pl.Int64),
+    **dict.fromkeys(("doubleValue", "floatValue"), pl.Float64),
+    **dict.fromkeys(("text", "jsonText"), pl.String),
+}
 
 _SQL_TYPES: Final[dict[type[pl.DataType], str]] = {pl.Int64: "INTEGER", pl.Float64: "REAL", pl.String: "TEXT"}
 _REQUIRED: Final = {"start": " NOT NULL", "eventType": " NOT NULL"}
@@ -204,9 +205,14 @@ CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, l
 """
 
 _EVENT_TYPES: Final = {
-    33: "NvtxCategory", 34: "NvtxMark", 39: "NvtxThread", 59: "NvtxPushPopRange", 60: "NvtxStartEndRange",
-    75: "NvtxDomainCreate", 76: "NvtxDomainDestroy",
-}  # fmt: skip
+    33: "NvtxCategory",
+    34: "NvtxMark",
+    39: "NvtxThread",
+    59: "NvtxPushPopRange",
+    60: "NvtxStartEndRange",
+    75: "NvtxDomainCreate",
+    76: "NvtxDomainDestroy",
+}
 _TYPE_OF: Final = {Kind.CATEGORY: 33, Kind.THREAD_NAME: 39, Kind.DOMAIN_NAME: 75, Kind.DOMAIN_END: 76}
 
 _SCHEMA_VERSION: Final = {"": "3.7.2", "_MAJOR": "3", "_MINOR": "7", "_MICRO": "2"}
@@ -340,6 +346,7 @@ def _write_facts(
     rows_of_processes = {
         global_tid(process.pid): (global_tid(process.pid), process.pid, process.program) for process in processes
     }
+    notes = [("ANNOT_NOTE", note) for note in recording.notes]
     counts = {
         "ANNOT_LOST_EVENTS": str(recording.lost),
         "ANNOT_LOST_REASON": recording.reason,
@@ -359,12 +366,10 @@ def _write_facts(
         "StringIds": [(number, text) for text, number in names.strings.items()],
         "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
         "META_DATA_EXPORT": list(exported.items()),
-        "META_DATA_CAPTURE": [
-            ("CAPTURE_EVENT_TYPE", "NvtxEvents"), *counts.items(), *(("ANNOT_NOTE", note) for note in recording.notes),
-        ],
+        "META_DATA_CAPTURE": [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *counts.items(), *notes],
         "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
         "TARGET_INFO_SESSION_START_TIME": [_start_time(processes[0].started_utc)] if processes else [],
-    }  # fmt: skip
+    }
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         database.execute("PRAGMA synchronous = OFF")
         for table, rows in tables.items():

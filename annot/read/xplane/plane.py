@@ -16,16 +16,23 @@ from annot.util.protobuf import BYTES, DOUBLE, INT64, UINT64, Fields, message_cl
 _FIELDS: Final[dict[str, Fields]] = {
     "XSpace": (("planes", 1, ["XPlane"]), ("errors", 2, [BYTES]), ("warnings", 3, [BYTES])),
     "XPlane": (
-        ("id", 1, INT64), ("name", 2, BYTES), ("lines", 3, ["XLine"]), ("event_metadata", 4, ["XEventEntry"]),
-        ("stat_metadata", 5, ["XStatEntry"]), ("stats", 6, ["XStat"]),
+        ("id", 1, INT64),
+        ("name", 2, BYTES),
+        ("lines", 3, ["XLine"]),
+        ("event_metadata", 4, ["XEventEntry"]),
+        ("stat_metadata", 5, ["XStatEntry"]),
+        ("stats", 6, ["XStat"]),
     ),
     "XLine": (("id", 1, INT64), ("name", 2, BYTES), ("timestamp_ns", 3, INT64), ("events", 4, ["XEvent"])),
-    "XEvent": (
-        ("metadata_id", 1, INT64), ("offset_ps", 2, INT64), ("duration_ps", 3, INT64), ("stats", 4, ["XStat"]),
-    ),
+    "XEvent": (("metadata_id", 1, INT64), ("offset_ps", 2, INT64), ("duration_ps", 3, INT64), ("stats", 4, ["XStat"])),
     "XStat": (
-        ("metadata_id", 1, INT64), ("double_value", 2, DOUBLE), ("uint64_value", 3, UINT64),
-        ("int64_value", 4, INT64), ("str_value", 5, BYTES), ("bytes_value", 6, BYTES), ("ref_value", 7, UINT64),
+        ("metadata_id", 1, INT64),
+        ("double_value", 2, DOUBLE),
+        ("uint64_value", 3, UINT64),
+        ("int64_value", 4, INT64),
+        ("str_value", 5, BYTES),
+        ("bytes_value", 6, BYTES),
+        ("ref_value", 7, UINT64),
     ),
     "XEventEntry": (("key", 1, INT64), ("value", 2, "XEventMetadata")),  # entry of a map field
     "XEventMetadata": (("name", 2, BYTES), ("stats", 5, ["XStat"])),
@@ -36,7 +43,7 @@ _FIELDS: Final[dict[str, Fields]] = {
     "HloComputationProto": (("instructions", 2, ["HloInstructionProto"]),),
     "HloInstructionProto": (("name", 1, BYTES), ("metadata", 7, "OpMetadata")),
     "OpMetadata": (("op_name", 2, BYTES),),
-}  # fmt: skip
+}
 
 
 @functools.cache

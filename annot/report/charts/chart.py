@@ -23,10 +23,8 @@ _NAME: Final = 30
 _THICK: Final = 72
 """Maximum width of a bar."""
 _RAMP: Final = ((46, 35, 110), (32, 120, 145), (60, 170, 100), (240, 180, 40), (205, 60, 60))
-_PHASES: Final = {
-    "forward": "#2174c0", "backward": "#672a03", "recompute": "#221250", "optimizer": "#1c6332", "data": "#3b092f",
-    "other": "#899096", "gpu": "#899096",
-}  # fmt: skip
+_OF_MODEL: Final = {"forward": "#2174c0", "backward": "#672a03", "recompute": "#221250", "optimizer": "#1c6332"}
+_PHASES: Final = _OF_MODEL | {"data": "#3b092f", "other": "#899096", "gpu": "#899096"}
 INKS: Final = {"text": "#333333", "grid": "#dddddd", "axis": "#555555", "guide": "#888888"} | _PHASES
 """Colors of texts, grid, axes and guide lines, and of series that are named after a phase."""
 _STYLE: Final = (

@@ -67,11 +67,10 @@ def _steps(steps: pl.DataFrame, process: str, size: tuple[int, int]) -> Chart:
     unit = unit_for(table["total"])
     series = [_phase_series(table, phase, unit.ns) for phase in times if table[phase].sum()]
     on_gpu = Series("GPU", table.select("x", pl.col("on_gpu") / unit.ns).rows())
-    return Chart(
-        f"{'Host' if host else 'GPU'} time of each step{process}",
-        f"step (a bar is the longest of {every})" if every > 1 else "step", unit.name, series, bars=every,
-        guides=[on_gpu] if host and 1 < table.height <= _LINE and table["on_gpu"].sum() else [], size=size,
-    )  # fmt: skip
+    title, axis = f"{'Host' if host else 'GPU'} time of each step{process}", "step"
+    axis += f" (a bar is the longest of {every})" if every > 1 else ""
+    guides = [on_gpu] if host and 1 < table.height <= _LINE and table["on_gpu"].sum() else []
+    return Chart(title, axis, unit.name, series, bars=every, guides=guides, size=size)
 
 
 def _phase_series(steps: pl.DataFrame, phase: str, unit: int) -> Series:
@@ -119,10 +118,8 @@ def roofline_chart(rows: pl.DataFrame, peaks: Peaks, size: tuple[int, int] = SIZ
     for (phase,), phase_rows in rows.group_by("phase", maintain_order=True):  # short layers in front of long ones
         marks = [_mark(row, longest) for row in phase_rows.iter_rows(named=True)]
         series.append(Series(str(phase), phase_rows.select("intensity", "flops_per_s").rows(), marks))
-    return Chart(
-        "Roofline of layers, larger dots take more time", "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True,
-        guides=_used_roofs(rows, peaks), size=size,
-    )  # fmt: skip
+    title, guides = "Roofline of layers, larger dots take more time", _used_roofs(rows, peaks)
+    return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=guides, size=size)
 
 
 def _mark(row: dict[str, Any], longest: Any) -> Mark:

@@ -33,7 +33,7 @@ from annot.labels.tag import COLORS, FINDINGS
 from annot.read.nsys import nsys_rep
 from annot.read.nsys.sqlite_export import FINDINGS_PROCESS
 from annot.report.units import amount, duration, printable, share
-from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
+from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer, run_tool
 from annot.util.progress import tell
 
 _LONGEST_TEXT: Final = 1000
@@ -214,10 +214,8 @@ def _write_by_importer(
     files = ["-i", str(report), "-n", str(text), "-o", str(out)]
     command = [str(program), "--cmd", "merge", *files, "--target", target, "--update_report_time"]
     try:
-        result = subprocess.run(
-            command, env=os.environ | {"LD_LIBRARY_PATH": str(program.parent)}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_MERGE_SECONDS, check=False,
-        )  # fmt: skip
+        environment = os.environ | {"LD_LIBRARY_PATH": str(program.parent)}
+        result = run_tool(command, _MERGE_SECONDS, env=environment)
     except subprocess.TimeoutExpired:
         raise AnnotError(
             f"{report} cannot be enriched: {program} did not finish within {_MERGE_SECONDS // 60} minutes"

@@ -99,13 +99,15 @@ def _layer_table(report: Table) -> str:
 def _summary(meta: dict[str, Any]) -> str:
     host, step = meta["host_ns"], meta["step_ns"]
     facts = (
-        ("Profile", meta["source"]), ("Written by", meta["producer"]),
-        ("GPU time", duration(meta["gpu_ns"])), ("GPU time in ranges", duration(meta["attributed_gpu_ns"])),
-        ("Host time in ranges", "" if host is None else duration(host)), ("Ranges", count(meta["ranges"])),
-        ("Kernels", count(meta["kernels"])), ("Steps", count(meta["steps"])),
+        ("Profile", meta["source"]),
+        ("Written by", meta["producer"]),
+        ("GPU time", duration(meta["gpu_ns"])),
+        ("GPU time in ranges", duration(meta["attributed_gpu_ns"])),
+        ("Host time in ranges", "" if host is None else duration(host)),
+        *((name, count(meta[name.lower()])) for name in ("Ranges", "Kernels", "Steps")),
         ("Median step", "" if step is None else duration(step["median"])),
         *(("Note", note) for note in meta["notes"]),
-    )  # fmt: skip
+    )
     return _markdown(("", ""), facts)
 
 

@@ -22,18 +22,19 @@ _FIELDS: Final[dict[str, Fields]] = {
     "Event": (("wall_time", 1, DOUBLE), ("step", 2, INT64), ("file_version", 3, STRING), ("summary", 5, "Summary")),
     "Summary": (("value", 1, ["Value"]),),
     "Value": (
-        ("tag", 1, STRING), ("simple_value", 2, FLOAT), ("image", 4, "Image"), ("tensor", 8, "Tensor"),
+        ("tag", 1, STRING),
+        ("simple_value", 2, FLOAT),
+        ("image", 4, "Image"),
+        ("tensor", 8, "Tensor"),
         ("metadata", 9, "Metadata"),
     ),
-    "Image": (
-        ("height", 1, INT32), ("width", 2, INT32), ("colorspace", 3, INT32), ("encoded_image_string", 4, BYTES),
-    ),
+    "Image": (("height", 1, INT32), ("width", 2, INT32), ("colorspace", 3, INT32), ("encoded_image_string", 4, BYTES)),
     "Tensor": (("dtype", 1, INT32), ("tensor_shape", 2, "Shape"), ("string_val", 8, [BYTES])),
     "Shape": (("dim", 2, ["Dim"]),),
     "Dim": (("size", 1, INT64),),
     "Metadata": (("plugin_data", 1, "PluginData"),),
     "PluginData": (("plugin_name", 1, STRING),),
-}  # fmt: skip
+}
 
 
 def version(wall_time: float) -> bytes:

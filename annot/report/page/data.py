@@ -59,7 +59,7 @@ def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[
 
     Args:
         runs: result of `run_data` for each rank with its own views.
-        across: differences between ranks by layer, from `annot.runs.gather.compare_ranks`.
+        across: differences between ranks by layer, from `annot.runs.skew.across_ranks`.
         meta: metadata of the report of all ranks.
         time: column that is compared.
     """
@@ -89,13 +89,16 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     comparison = comparisons[by]
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
-        "kind": "compare", "names": list(names), "by": by, "cards": texts.comparison_cards(comparison, names),
+        "kind": "compare",
+        "names": list(names),
+        "by": by,
+        "cards": texts.comparison_cards(comparison, names),
         "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
         "notes": [*map(texts.sentence, comparison.comparability.notes)],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
-    }  # fmt: skip
+    }
 
 
 def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
@@ -113,9 +116,15 @@ def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
 
 
 def run_data(
-    attribution: Attribution, source: str, layers: Table, *, name: str = "", rank: int | None = None,
-    events: int = EVENTS, shown: Attribution | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    attribution: Attribution,
+    source: str,
+    layers: Table,
+    *,
+    name: str = "",
+    rank: int | None = None,
+    events: int = EVENTS,
+    shown: Attribution | None = None,
+) -> dict[str, Any]:
     """Return the data of all views of one profile or rank.
 
     Args:
@@ -145,12 +154,18 @@ def run_data(
     made["timeline"] = _timeline(attribution, rows, made["timeline"])
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
-        "units": units, "name": name, "rank": rank, "meta": _meta(meta, source),
+        "units": units,
+        "name": name,
+        "rank": rank,
+        "meta": _meta(meta, source),
         "time": "gpu_ns" if _has_device(meta) else "host_ns",
-        "rows": _columns(_name_precisions(rows, units)), **lines, "charts": charts,
+        "rows": _columns(_name_precisions(rows, units)),
+        **lines,
+        "charts": charts,
         "roofline_folds": _columns(_name_precisions(folded, units)),
-        "shares": part_names(attribution), **made,
-    }  # fmt: skip
+        "shares": part_names(attribution),
+        **made,
+    }
 
 
 def _views(attribution: Attribution, shown: Attribution, rows: pl.DataFrame, steps: int, events: int) -> dict[str, Any]:
@@ -247,11 +262,14 @@ def _parts(summary: pl.DataFrame, lines: Mapping[str, Any], steps: int) -> list[
     names = [re.sub(r" ×[\d,]+$", "", text) for text in rows["text"]]
     return [
         {
-            "part": row["item"], "text": row["text"], "ns": row["ns"] / steps, "share": row["share"],
+            "part": row["item"],
+            "text": row["text"],
+            "ns": row["ns"] / steps,
+            "share": row["share"],
             "place": by_title.get(name, by_class.get((row["item"], name))),
         }
         for row, name in zip(rows.iter_rows(named=True), names, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _outermost_folds(lines: Mapping[str, Any]) -> dict[int | str, int]:
@@ -289,16 +307,19 @@ def _lines(rows: pl.DataFrame) -> _Lines:
     for place, line in enumerate((*layers, *others)):
         above[line.depth :] = [place]
         first = next(iter(line.phases.values()))
-        lines.append({
-            "label": line.label, "module": line.module, "layer": first["layer"], "title": row_label(first)[0],
-            "rows": {phase: index[line.number, phase] for phase in line.phases},
-            "parent": above[-2] if line.depth else -1, **({"other": True} if place >= len(layers) else {}),
-        })  # fmt: skip
+        rows_of_phases = {phase: index[line.number, phase] for phase in line.phases}
+        other = {"other": True} if place >= len(layers) else {}
+        parent = above[-2] if line.depth else -1
+        lines.append(_named(line, row_label(first)[0]) | {"rows": rows_of_phases, "parent": parent} | other)
     folds = _folds(layers, len(lines))
     inside = _inside(lines, folds)
     for place, line_or_fold in enumerate((*lines, *folds)):
         line_or_fold |= {"inside": inside[place]} if place in inside else {}
     return {"lines": lines, "folds": folds, "top": inside.get(-1, [])}
+
+
+def _named(line: Line, title: str) -> dict[str, Any]:
+    return {"label": line.label, "module": line.module, "layer": line.key[0], "title": title}
 
 
 def _inside(lines: list[dict[str, Any]], folds: list[dict[str, Any]]) -> dict[int, list[int]]:
@@ -322,11 +343,10 @@ def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
     for fold, above in every_fold(lines):
         places[id(fold)] = first + len(folds)
         members = [places[id(line)] for line in fold.members]
-        folds.append({
-            "label": fold.label, "module": fold.module, "layer": fold.key[0], "title": fold.key[0], "count": fold.count,
-            "parent": -1 if above is None else places[id(above)], "members": members,
-            "indices": [index_of(line, fold) for line in fold.members],
-        })  # fmt: skip
+        parent = -1 if above is None else places[id(above)]
+        indices = [index_of(line, fold) for line in fold.members]
+        inside = {"parent": parent, "members": members, "indices": indices}
+        folds.append(_named(fold, fold.key[0]) | {"count": fold.count} | inside)
     return folds
 
 
@@ -464,17 +484,13 @@ def _timeline(attribution: Attribution, rows: pl.DataFrame, drawn: Timeline) -> 
     codes, texts = _coded(pl.concat(names))
     events = drawn.events.select("lane", "row", "start_ns", "length_ns", of="key")
     events = events.with_columns(codes.head(events.height).alias("text"), row_of_key.gather(events["of"]).alias("of"))
-    return {
-        "lanes": drawn.lanes, "texts": texts, "total": drawn.total,
-        "every": drawn.every, "left_out": drawn.left_out, **_columns(events),
-        "cells": cells and {
-            "bounds": cells.bounds, "busy": _columns(cells.busy),
-            "sums": _columns(cells.sums.select(
-                "cell", "calls", "length_ns", row_of_key.gather(cells.sums["key"]).alias("of"),
-                codes.slice(events.height).alias("text"),
-            )),
-        },
-    }  # fmt: skip
+    counts = {name: getattr(drawn, name) for name in ("total", "every", "left_out")}
+    data = {"lanes": drawn.lanes, "texts": texts, **counts, **_columns(events), "cells": cells}
+    if cells:
+        of, text = row_of_key.gather(cells.sums["key"]), codes.slice(events.height)
+        sums = cells.sums.select("cell", "calls", "length_ns", of.alias("of"), text.alias("text"))
+        data["cells"] = {"bounds": cells.bounds, "busy": _columns(cells.busy), "sums": _columns(sums)}
+    return data
 
 
 def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:

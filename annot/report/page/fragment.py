@@ -17,7 +17,7 @@ from annot.report.table import Table
 from annot.report.terminal.ranks import RanksTable, ranks_columns, ranks_heading, ranks_totals
 from annot.report.terminal.table import tree_columns
 from annot.report.totals import totals
-from annot.report.tree import Line, other_lines, row_label
+from annot.report.tree import Line, row_label
 from annot.report.units import printable, share, unit_for
 
 _STYLE: Final = (
@@ -50,7 +50,7 @@ def as_fragment(report: Table, charts: Mapping[str, Chart] | None = None) -> str
     title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer" if tree else report.view.heading
     heads, rows = ([report.nothing], "") if report.nothing else _tree(report) if tree else _flat(report)
     pictures = "".join(_picture(name, chart) for name, chart in (charts or {}).items())
-    return _fragment(f"{title}{report.scope}{report.each_step}", heads, rows, report.meta, totals(report), pictures)
+    return _fragment(f"{title}{report.scope}{report.each_step}", heads, rows, report, totals(report), pictures)
 
 
 def as_ranks_fragment(report: RanksTable) -> str:
@@ -59,19 +59,18 @@ def as_ranks_fragment(report: RanksTable) -> str:
     columns = [column for column in ranks_columns(report) if any(map(column.show, shown))]
     heads = [report.view.by.capitalize(), *(column.title for column in columns)]
     rows = "".join(_row(_label(*row_label(row, report.view.label)), columns, row) for row in shown)
-    return _fragment(ranks_heading(report), heads, rows, report.meta, ranks_totals(report))
+    return _fragment(ranks_heading(report), heads, rows, report, ranks_totals(report))
 
 
 def _fragment(
-    title: str, heads: Sequence[str], rows: str, meta: Mapping[str, Any], lines: Iterable[tuple[str, str]],
-    pictures: str = "",
-) -> str:  # fmt: skip
+    title: str, heads: Sequence[str], rows: str, report: Table, lines: Iterable[tuple[str, str]], pictures: str = ""
+) -> str:
     """Return the verdict, a table, the lines below it, notes and charts."""
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     below = [f"<div>{name}: {_plain(text)}</div>" for name, text in lines]
-    below += [f'<div class="annot-note">Note: {_plain(note)}</div>' for note in meta["notes"]]
+    below += [f'<div class="annot-note">Note: {_plain(note)}</div>' for note in report.meta["notes"]]
     return (
-        f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(meta)}<div class="annot-rows"><table>'
+        f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(report.meta)}<div class="annot-rows"><table>'
         f"<caption>{_plain(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"{''.join(below)}{pictures}</div>"
     )
@@ -98,7 +97,7 @@ def _flat(report: Table) -> tuple[Sequence[str], str]:
 def _tree(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
     layers = report.tree
-    lines = [*layers, *other_lines(report.shown)]
+    lines = [*layers, *report.others]
     unit = unit_for(report.shown[report.time]).name
     columns = [column for column in tree_columns(report) if any(map(column.show, lines))]
     timed = {column.title for column in TREE.values() if column.unit == "ns"}

@@ -6,7 +6,7 @@ import {amount, count, duration, fixed, known, percent, plural} from './units.js
 
 export const LISTED = 50; // rows of a list of repeated layers; the reader may ask for all
 const SHOWN = 500;
-// The columns of each table, as annot/report/tables.py declares them; `start` fills it.
+// The columns of each table, as annot/report/views.py declares them; `start` fills it.
 export const COLUMNS = {};
 const SHOWS = {
   ns: duration,

@@ -27,7 +27,7 @@ from annot.report.terminal.layout import (
     marked,
     one_line,
     print_blocks,
-)  # fmt: skip
+)
 from annot.report.terminal.table import label_text
 from annot.report.units import Unit, duration, printable, unit_for
 from annot.report.views import find_view
@@ -84,14 +84,19 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ComparisonTable:
         rows=comparison.rows,
         drawn=every.filter(~pl.col("explained")) if "explained" in every.columns else every,
         meta={
-            "a": a, "b": b, "devices": comparison.devices,
-            "time": comparison.time, "steps": comparison.steps, "whole": comparison.whole,
-            "step_time": comparison.step_time, "comparable": comparability.comparable,
+            "a": a,
+            "b": b,
+            "devices": comparison.devices,
+            "time": comparison.time,
+            "steps": comparison.steps,
+            "whole": comparison.whole,
+            "step_time": comparison.step_time,
+            "comparable": comparability.comparable,
             "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
             "notes": list(comparability.notes),
         },
         comparison=comparison,
-    )  # fmt: skip
+    )
 
 
 def _folded(comparison: Comparison) -> pl.DataFrame:

@@ -54,9 +54,14 @@ class Ends:
 
 
 def fitted_table(
-    title: str, labels: Sequence[Text], columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int,
-    ends: Ends = Ends(), room: int = LABEL,
-) -> RenderableType:  # fmt: skip
+    title: str,
+    labels: Sequence[Text],
+    columns: Sequence[Formatted[Any]],
+    rows: Sequence[Any],
+    width: int,
+    ends: Ends = Ends(),
+    room: int = LABEL,
+) -> RenderableType:
     """Return a table that never truncates numbers. Labels and last cells share the remaining width.
 
     Args:

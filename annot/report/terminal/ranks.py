@@ -22,7 +22,7 @@ from annot.report.terminal.layout import (
     print_blocks,
     verdict_in_lines,
     verdict_lines,
-)  # fmt: skip
+)
 from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, share, unit_for
 

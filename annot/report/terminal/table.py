@@ -42,7 +42,7 @@ from annot.report.terminal.layout import (
     print_blocks,
     verdict_in_lines,
     verdict_lines,
-)  # fmt: skip
+)
 from annot.report.totals import parts_of_time, peaks_text, totals
 from annot.report.tree import Line, Spread, row_label, spread_of, title
 from annot.report.units import amount, count, printable, share, unit_for
@@ -160,9 +160,14 @@ def _flat(table: Table, heading: str, units: str, width: int) -> list[Renderable
 
 
 def _rows_table(
-    heading: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "", hottest: int | None = None,
-) -> RenderableType:  # fmt: skip
+    heading: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Formatted[Mapping[str, Any]]],
+    width: int,
+    label: str = "layer",
+    end: str = "",
+    hottest: int | None = None,
+) -> RenderableType:
     """A table with a line per row; `end` is the text column at the end of each line, or empty.
 
     `heading` is that of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of the
@@ -295,6 +300,7 @@ class HotRow:
         module: class name, or a remark on the path; may be empty.
         layers: number of layers that a fold stands for; 1: not a fold.
         self_ns: self time (ns) in each phase.
+        total_ns: self time (ns) of all phases.
         calls: number of calls of the forward, or all calls of a row without one.
         bound: what bounds the phase with the most self time; None: unknown.
         source: file and line of the class, or of the innermost class around the layer that has one; "": unknown.
@@ -304,14 +310,10 @@ class HotRow:
     module: str
     layers: int
     self_ns: Mapping[str, float]
+    total_ns: float
     calls: float | None
     bound: str | None
     source: str
-
-    @property
-    def total_ns(self) -> float:
-        """Self time (ns) of all phases."""
-        return sum(self.self_ns.values())
 
 
 def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
@@ -357,8 +359,9 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
         bounds = (table.bounds.get((*member.key, longest)) for member in line.members or [line])
         bound = next(filter(None, bounds), None)
     calls = line.get("calls", *(line.phases.keys() & {"forward"}))
+    layers, total = len(line.members) or 1, sum(times.values())
     return HotRow(
-        path=path, module=module, layers=len(line.members) or 1, self_ns=times, calls=calls, bound=bound, source=source
+        path=path, module=module, layers=layers, self_ns=times, total_ns=total, calls=calls, bound=bound, source=source
     )
 
 
