@@ -299,8 +299,6 @@ def test_a_layer_in_itself_is_one_line() -> None:
 
 def test_models_and_optimizers_without_a_path_are_lines_by_class_and_phase() -> None:
     """The phases of a model are one line, a forward pass and an optimizer of one class are two."""
-    rows = (
-        Rows().range("Net |fwd", 0, 10).range("Net |bwd", 20, 30).range("Net |opt", 40, 50).range("Data |data", 60, 70)
-    )
-    tree = line_tree(attribute(rows.build()))
+    rows = Rows().range("Forward Net |fwd", 0, 10).range("Backward Net |bwd", 20, 30)
+    tree = line_tree(attribute(rows.range("Optimizer Net |opt", 40, 50).range("Data |data", 60, 70).build()))
     assert tree.names[:3] == [("", "Net", ""), ("", "Net", "optimizer"), ("(data)", "", "")]
