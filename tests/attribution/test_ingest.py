@@ -61,7 +61,7 @@ FORWARD = {"phase": "forward", "layered": True}
             ("autograd::engine::evaluate_function: MmBackward0", "backward"),
             {"layer": "MmBackward0", "phase": "backward", "role": "backward"},
         ),
-        (("nn.Module: Net_0", "module"), {"layer": "Net_0", "layered": True}),
+        (("Net_0", "module"), {"layer": "Net_0", "layered": True}),
         (("", "module"), {"layer": "(no name)", "layered": True}),
         (("aten::mm",), {"layer": "aten::mm", "role": "operator"}),
         (("x", None, "Forward"), {"layer": "x", **FORWARD}),
@@ -134,10 +134,10 @@ def test_ranges_of_blocks_with_different_columns() -> None:
     )
     columns = ("id", "thread", "start", "end", "label", "foreign", "started", "ours", "sequence", "forward_thread")
     assert [tuple(values[name] for name in columns) for values in rows] == [
-        (2, 1, 0, 0, "x", False, True, True, None, None),
+        (2, 1, 0, 0, "x", False, True, True, None, -1),
         (3, 0, 0, 9, "MmBackward0", True, False, False, 7, -1),
         (4, 0, 0, 9, "aten::mm", False, False, True, 8, 1),
-        (5, 0, 0, 50, "x", False, False, True, None, None),
+        (5, 0, 0, 50, "x", False, False, True, None, -1),
         (6, 0, 60, 60, "x", False, False, False, None, -1),
     ]
     assert ingested() == []
@@ -174,7 +174,6 @@ def shared_rows(rows: Rows) -> list[str]:
         ({}, {}, 2),
         ({"domain": ""}, {"domain": ""}, 0),  # other domains
         ({"domain": "Forward"}, {"domain": "Forward"}, 2),
-        ({"domain": "Forward"}, {}, 0),  # two domains: nothing crosses
         ({"kind": "push"}, {}, 0),
         ({"text": "x"}, {}, 0),
         ({"text": "Optimizer SGD |opt"}, {}, 2),
