@@ -50,10 +50,15 @@ class Room:
     guards: bool = False
 
 
-_SECONDS: Final = 10
+_SECONDS: Final = 6
 """CPU time of the tests that run with a mutant. What slower tests alone notice counts as survived."""
 _ADVICE: Final = ("advice", "advice_cpu", "operator_advice", "advice_evidence", "planted")
 _VERDICT: Final = ("verdict", "ranks_verdict", "operator_advice")
+_READ: Final = (
+    "limits", "bad_input", "native_scan", "ncu_csv", "ncu_rep", "nsys_parquet", "nsys_report", "nsys_sqlite",
+    "nvprof_csv",
+    "nvprof_sqlite", "proton", "recording", "xplane", "xplane_bad_input",
+)  # fmt: skip
 ROOMS: Final = (
     Room(
         "annot/labels", ("tests/labels", "tests/attribution/test_name_scopes.py", "tests/attribution/test_updates.py")
@@ -62,7 +67,7 @@ ROOMS: Final = (
     Room("annot/analyze/verdict.py", tuple(f"tests/analyze/test_{name}.py" for name in _VERDICT)),
     Room("annot/analyze/advice", tuple(f"tests/analyze/test_{name}.py" for name in _ADVICE)),
     Room("annot/report/units.py", ("tests/report/test_units.py",)),
-    Room("annot/read", ("tests/read",), guards=True),
+    Room("annot/read", tuple(f"tests/read/test_{name}.py" for name in _READ), guards=True),
 )
 
 
