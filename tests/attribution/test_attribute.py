@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution.attribute import Attribution, attribute, process_spans
@@ -105,7 +106,7 @@ def random_profile(chance: random.Random) -> Profile:
 
 def tables(result: Attribution) -> list[pl.DataFrame]:
     views = (by_layer, by_module, by_phase, by_kernel, by_op, by_line, by_step)
-    ranges = result.ranges().drop("id")
+    ranges = ranges_of(result).drop("id")
     return [
         *(view(result) for view in views),
         ranges,
@@ -146,7 +147,7 @@ def test_totals_of_every_table_are_those_of_the_profile(seed: int) -> None:
     assert [column.sum() for column in sums] == [whole] * 4
     assert by_kernel(result)["calls"].sum() == by_layer(result)["kernels"].sum() == profile.kernels.height
     assert by_line(result).filter(parent=-1)["gpu_ns"].sum() == whole
-    ranges = result.ranges()
+    ranges = ranges_of(result)
     lost = by_layer(result).filter(layer="(unattributed)")["gpu_self_ns"].sum()
     assert ranges["gpu_self_ns"].sum() + lost == whole
     assert ranges.filter(pl.col("parent").is_null())["gpu_ns"].sum() + lost == whole
@@ -156,7 +157,7 @@ def test_ranges_have_depths_and_labels() -> None:
     rows = Rows().range("a Linear [2]f32 |fwd", 0, 50).range("x 7", 5, 40, domain="d").range("b Linear |fwd", 10, 20)
     rows.range("c Linear |fwd", 12, 18, domain="annot", kind="start", end_thread=ENGINE)
     rows.range("c Linear |fwd", 60, 70, 201).kernel(13, (20, 24), 103)
-    table = attribute(rows.build()).ranges()
+    table = ranges_of(attribute(rows.build()))
     columns = ["process", "thread", "start", "end", "parent", "depth", "domain", "text", "layer", "module", "phase"]
     assert table.select(columns).rows() == [
         (1, MAIN, 0, 50, None, 0, "", "a Linear [2]f32 |fwd", "a", "Linear", "forward"),
@@ -175,8 +176,8 @@ def test_open_ranges_end_with_the_last_instant_of_the_host() -> None:
         Rows().range("a", 0, None).range("b", 80, None),
         Rows().range("a", 0, None).kernel(80, (900, 990)),
     ):
-        assert attribute(rows.build()).ranges()["end"].max() == 80
-    assert attribute(Rows().range("a", -5, None).build()).ranges().select("start", "end").row(0) == (-5, -5)
+        assert ranges_of(attribute(rows.build()))["end"].max() == 80
+    assert ranges_of(attribute(Rows().range("a", -5, None).build())).select("start", "end").row(0) == (-5, -5)
 
 
 def test_ranges_without_a_start_or_a_thread_are_left_out() -> None:
@@ -185,7 +186,7 @@ def test_ranges_without_a_start_or_a_thread_are_left_out() -> None:
     for gone in ("start", "thread"):
         broken = profile.ranges.with_columns(pl.lit(None, pl.Int64).alias(gone), id=pl.lit(7, pl.Int64))
         both = Profile.build({}, ranges=pl.concat([profile.ranges, broken]))
-        assert attribute(both).ranges()["text"].to_list() == ["a"]
+        assert ranges_of(attribute(both))["text"].to_list() == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -234,11 +235,11 @@ def test_epochs_are_no_part_of_selected_steps() -> None:
     """Ranges of epochs in the loop; another range with such a layer stays."""
     rows = batches(3).range("Epoch 0 |epoch", 100, 290).range("Epoch 0 |epoch", 105, 110).range("x", 120, 130)
     selected = attribute(rows.build(), steps=slice(1, 2))
-    assert selected.ranges()["text"].to_list() == ["Batch 1 |step", "x"]
-    assert attribute(batches(3).range("x", 120, 130).build(), steps=slice(1, 2)).ranges().height == 2
+    assert ranges_of(selected)["text"].to_list() == ["Batch 1 |step", "x"]
+    assert ranges_of(attribute(batches(3).range("x", 120, 130).build(), steps=slice(1, 2))).height == 2
     assert selected.whole.tree.height + selected.whole.crossing.height == 6
     assert selected.of_steps is not None
-    assert selected.of_steps(slice(0, 1)).ranges()["text"].to_list() == ["Batch 0 |step"]
+    assert ranges_of(selected.of_steps(slice(0, 1)))["text"].to_list() == ["Batch 0 |step"]
 
 
 @pytest.mark.parametrize(
@@ -286,3 +287,26 @@ def test_calls_of_operations_inside_their_layer_are_those_of_the_layer() -> None
         60,
         60,
     )
+
+
+def test_gpu_activities_out_of_order_have_the_same_busy_time() -> None:
+    rows = Rows().range("a Linear |fwd", 0, 10).kernel(5, (40, 50)).kernel(6, (20, 45)).kernel(7, (10, 12), device=1)
+
+    class Reversed(Blocks):
+        def work_blocks(self) -> Iterator[pl.DataFrame]:
+            (table,) = self.profile.work_blocks()
+            return reversed([*table.iter_slices(1)])
+
+    result = attribute(Reversed(rows.build(), random.Random(0), shuffled=False))
+    assert result.device_busy.sort("device").select("device", "busy_ns", "first_ns", "last_ns").rows() == [
+        (0, 30, 20, 50),
+        (1, 2, 10, 12),
+    ]
+    assert result.step_work.is_empty()
+
+
+def test_host_time_outside_ranges_in_selected_steps() -> None:
+    rows = batches(3).range("a Linear |fwd", 110, 120)
+    for steps, outside in ((None, 20), (slice(1, 2), 0)):
+        table = by_layer(attribute(rows.build(), steps=steps)).filter(layer="(unattributed)")
+        assert table["host_self_ns"].sum() == outside

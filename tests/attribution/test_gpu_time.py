@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_twins import i32, i64, same_both_ways
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import gpu_time
@@ -228,7 +229,7 @@ def test_an_origin_in_a_step_tells_the_step_of_an_activity_without_launch(
     table = by_layer(result).filter(pl.col("gpu_self_ns") > 0)
     assert dict(table.select("layer", "gpu_self_ns").iter_rows()) == layers
     assert (result.left_out, by_step(attribute(rows.build()))["gpu_ns"].to_list()) == (not layers, [0, 7, 0])
-    owner = result.ranges().filter(pl.col("gpu_self_ns") > 0)
+    owner = ranges_of(result).filter(pl.col("gpu_self_ns") > 0)
     assert owner["text"].to_list() == ["a Linear |fwd"] * bool(layers)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, Rows
 
 from annot.attribution.attribute import attribute
@@ -45,6 +46,7 @@ FORWARD = {"phase": "forward", "layered": True}
         ((f"Batch {2**63} |step",), {"layer": "(batch)", "loop": True}),
         (("Batch validate 1 |step",), {"layer": "(batch)", "module": "validate", "number": 1, "loop": True}),
         (("Data |data",), {"layer": "(data)", "phase": "data"}),
+        (("aten mm [2,3]f32 |op",), {"layer": "mm", "role": "operator", "shapes": "[2,3]f32"}),
         (("train",), {"layer": "train", "plain": True}),
         (("forward",), {"layer": "forward", "phase": "forward", "plain": True}),
         (("",), {"layer": "(no name)", "plain": True}),
@@ -200,7 +202,7 @@ def test_ranges_around_those_of_processes() -> None:
     rows.range("plain", 20, 70, ENGINE).range("other", 21, 60, 201).range("aten::x", 25, 60, role="operator")
     rows.range("a Linear |fwd", 5, 15, **started).range("a Linear |fwd", 10, 18, **started)
     rows.range("a Linear |fwd", 30, 40, 103, **started).range("b Linear |fwd", 110, 120, **started)
-    table = attribute(rows.build()).ranges()
+    table = ranges_of(attribute(rows.build()))
     parents = {row["start"]: row["parent"] for row in table.rows(named=True) if row["domain"] == "annot"}
     texts = {start: None if parent is None else table["text"][parent] for start, parent in parents.items()}
     assert texts == {5: "Batch 0 |step", 10: "Batch 0 |step", 30: "plain", 110: None}

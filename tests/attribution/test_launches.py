@@ -102,7 +102,7 @@ def test_launches_outside_the_selected_steps_are_left_out() -> None:
 segments = st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=6)
 
 
-@settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(1000), deadline=None, database=None, derandomize=True)
 @given(segments, st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(0, 20), st.integers(0, 5)), max_size=10))
 def test_time_in_crossing_ranges_by_brute_force(ranges: list[Any], rows: list[Any]) -> None:
     """A range has all calls of its thread that start and end in it, bounds included, unless it ended elsewhere."""

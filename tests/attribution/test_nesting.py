@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import column_ops
@@ -114,7 +115,7 @@ def test_of_equal_ranges_of_a_process_the_inner_layer_is_the_child(ids: tuple[in
     rows = Rows()
     for layer, number in zip(("net/a/conv", "net", "net/a"), ids, strict=True):
         rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
-    ranges = attribute(rows.build()).ranges()
+    ranges = ranges_of(attribute(rows.build()))
     assert ranges["layer"].to_list() == ["net", "net/a", "net/a/conv"]
     assert ranges["parent"].to_list() == [None, 0, 1]
 
@@ -125,7 +126,7 @@ def test_equal_ranges_of_a_process_are_in_order_of_their_ids() -> None:
     for layer, number in (("net", 8), ("net", 2), ("net/a", 1), ("net", 5)):
         rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
     rows.range("net Layer |fwd", 0, 11, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=9)
-    ranges = attribute(rows.build()).ranges()
+    ranges = ranges_of(attribute(rows.build()))
     assert ranges["id"].to_list() == [9, 2, 5, 8, 1]
     assert ranges["parent"].to_list() == [None, None, None, None, 3]
 

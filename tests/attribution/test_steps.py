@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
@@ -233,7 +234,7 @@ def test_optimizers_side_by_side_are_one_step() -> None:
 
 def test_main_is_the_thread_of_the_rows() -> None:
     """The helper's default thread is the one that has the ranges."""
-    assert attribute(Rows().range("x", 0, 1).build()).ranges()["thread"].to_list() == [MAIN]
+    assert ranges_of(attribute(Rows().range("x", 0, 1).build()))["thread"].to_list() == [MAIN]
 
 
 def test_backward_of_layers_within_others_counts_once() -> None:
@@ -296,7 +297,7 @@ def test_time_of_ranges_that_last_longer_than_the_selected_steps() -> None:
     ):  # fmt: skip
         result = attribute(rows.build(), steps=steps)
         outside = time_outside_steps(result.forest, result.steps)
-        texts = result.ranges()["text"].gather(outside["row"])
+        texts = ranges_of(result)["text"].gather(outside["row"])
         assert dict(zip(texts, outside["outside_ns"], strict=True)) == expected
 
 

@@ -134,8 +134,9 @@ class Runner:
         began = time.monotonic()
         tests = self._tests[mutant.room]
         own = f"/test_{mutant.path.name}::"
-        names = sorted(_executing(mutant, tests), key=lambda name: (own not in name, tests[name].seconds))
-        sums = [*accumulate((tests[name].seconds for name in names), initial=0.0)]
+        seconds = {name: tests[name].seconds for name in _executing(mutant, tests)}
+        names = sorted(seconds, key=lambda name: (own not in name or seconds[name] > 1, seconds[name]))
+        sums = [*accumulate((seconds[name] for name in names), initial=0.0)]
         names = names[: bisect_right(sums, _SECONDS) - 1]
         limit = 5 + 3 * sums[len(names)]
         status, _ = self._processes.run(limit, run_with_mutant, _name(mutant.path), mutant.number, names)
