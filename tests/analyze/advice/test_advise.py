@@ -4,125 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 from advice_commands import check_commands
+from advice_runs import ELEMENTWISE, LAYOUT, NCCL, P100, SINGLE, TENSOR, US, V100, Run, advice_on
 from matrices import every_third
 from sqlite_profile import in_float32, training
 from tables import Rows
 
-from annot.analyze.advice import RULES, Advice, Facts, advise, by_advice, cpu, operators
+from annot.analyze.advice import RULES, Facts, advise, by_advice, cpu, operators
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
-from annot.profile import COPIES, LAUNCHES, Profile
+from annot.profile import Profile
 from annot.read.formats import load
-
-US = 1000
-TENSOR = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn"
-SINGLE = "ampere_sgemm_128x64_tn"
-ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>()"
-V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0, "numSms": 80}
-P100 = {"name": "Tesla P100-SXM2-16GB", "computeMajor": 6, "computeMinor": 0, "numSms": 56}
-
-
-@dataclass
-class Run:
-    """Steps of a millisecond of a model of one layer, whose kernels leave no gap."""
-
-    kernels: list[tuple[str, int]] = field(default_factory=lambda: [(TENSOR, 900)])
-    """Names, and how long they run (µs)."""
-    steps: int = 4
-    text: str = "net.a Linear [64,1024]bf16 |fwd"
-    wait: int = 0
-    """Between steps for data, µs."""
-    gap: int = 0
-    """Before each kernel, µs."""
-    slower: int = 0
-    """How much longer (µs) the kernels of every other step run."""
-    lengths: tuple[int, ...] = ()
-    """Of steps, µs, instead of what the kernels take."""
-    first: list[tuple[str, int]] = field(default_factory=list)
-    """Further kernels of the first step."""
-    calls: list[tuple[str, int]] = field(default_factory=list)
-    """Names and lengths (µs) of further API calls in each step."""
-    copy: int = 0
-    """Length (µs) of a copy to the device before the kernels of each step, beside which nothing runs."""
-    pinned: bool | None = False
-    """Whether these copies are from pinned memory; None: unknown."""
-    optimizer: int = 0
-    """Kernels of the optimizer in each step, of 1 µs."""
-    devices: tuple[int, ...] = (0,)
-    slow: float = 1
-    """How many times as long kernels run on the last device."""
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def build(self) -> Profile:
-        """Return the profile."""
-        rows, copies, calls, at = Rows(), list[dict[str, Any]](), list[dict[str, Any]](), 10_000
-        for step in range(self.steps):
-            begin = at
-            if self.wait:
-                rows.range("Data |data", at * US, (at + self.wait) * US)
-                begin = at = at + self.wait
-            if self.copy:
-                copies.append(
-                    {
-                        "process": 1,
-                        "device": 0,
-                        "stream": 9,
-                        "start": at * US,
-                        "end": (at + self.copy) * US,
-                        "kind": "HtoD",
-                        "bytes": 1,
-                        "pinned": self.pinned,
-                    }
-                )
-                at += self.copy
-            for name, length in self.kernels + (self.first if step == 0 else []):
-                at += self.gap
-                length += self.slower * (step % 2)
-                self._launch(rows, begin, at, name, length)
-                at += round(length * self.slow)
-            rows.range(self.text, (begin + 1) * US, (at - 1) * US)
-            layer_end = at
-            for _ in range(self.optimizer):
-                rows.kernel(at * US, (at * US, (at + 1) * US), name=ELEMENTWISE)
-                at += 1
-            if self.optimizer:
-                rows.range("Optimizer Adam |opt", layer_end * US, (at + 1) * US)
-            for name, length in self.calls:
-                calls.append(
-                    {
-                        "process": 1,
-                        "thread": 101,
-                        "start": (begin + 2) * US,
-                        "end": (begin + 2 + length) * US,
-                        "name": name,
-                    }
-                )
-            at = max(at, begin + self.lengths[step]) if self.lengths else at + 2
-            rows.range(f"Batch {step} |step", begin * US, at * US)
-        built = rows.build(**self.meta)
-        launches = pl.concat([built.launches, pl.DataFrame(calls, schema=dict(LAUNCHES), orient="row")])
-        copied = pl.DataFrame(copies, schema=dict(COPIES), orient="row")
-        return Profile.build(built.meta, ranges=built.ranges, launches=launches, kernels=built.kernels, copies=copied)
-
-    def _launch(self, rows: Rows, begin: int, at: int, name: str, length: int) -> None:
-        called = at - 4 if self.gap > 1000 else begin + 3  # a launched kernel starts soon on an idle device
-        for device in self.devices:
-            longer = round(length * (self.slow if device == self.devices[-1] else 1))
-            rows.kernel(called * US, (at * US, (at + longer) * US), name=name, device=device)
-
-
-def _said(run: Run) -> dict[str, Advice]:
-    return {advice.rule: advice for advice in advise(attribute(run.build()))}
-
 
 CONV = "net.conv Conv2d [64,3,224,224]bf16 |fwd"
 CONV_KERNEL = "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
@@ -191,7 +88,7 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
     assert said[rule].code
     assert 0 <= said[rule].saves <= 1
     assert (said[rule].saves == 0) == (rule in ("coverage", "uneven_steps"))
-    assert rule not in _said(silent)
+    assert rule not in advice_on(silent)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -201,22 +98,22 @@ def test_every_rule_has_a_case() -> None:
 
 def test_nothing_to_advise() -> None:
     """A run on Tensor Cores that waits for nothing needs no advice; nor does an empty profile."""
-    assert _said(Run()) == {}
+    assert advice_on(Run()) == {}
     assert advise(attribute(Profile.build({}))) == []
 
 
 def test_evidence_has_the_numbers() -> None:
     """What is said is what the profile holds."""
-    assert _said(Run(wait=300))["data_loading"].evidence == (
+    assert advice_on(Run(wait=300))["data_loading"].evidence == (
         "25% of step time is spent waiting for data, 300 µs in each of 4 steps; the profile does not show whether "
         "worker processes load the data"
     )
-    graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
+    graphs = advice_on(Run(kernels=SHORT, gap=8))["cuda_graphs"]
     assert graphs.evidence == (
         "67% of step time is spent waiting for launches, and each step runs the same 30 kernels, 4.0 µs on average"
     )
     assert graphs.layers == ["net.a"]
-    straggler = _said(Run(devices=(0, 1, 2), slow=2))["stragglers"]
+    straggler = advice_on(Run(devices=(0, 1, 2), slow=2))["stragglers"]
     assert straggler.evidence.startswith("GPU 2 of process 1 is busy 2.00 times as long as the median of 3 GPUs")
 
 
@@ -235,8 +132,8 @@ def test_gpus_that_are_as_slow_have_one_order() -> None:
 def test_what_to_try_depends_on_the_device() -> None:
     """A V100 has no bfloat16 and no TF32, so it is told float16 with a scaler."""
     single = [(SINGLE, 900)]
-    assert "bfloat16" in _said(Run(kernels=single))["mixed_precision"].code
-    volta = _said(Run(kernels=single, meta={"devices": [V100]}))["mixed_precision"]
+    assert "bfloat16" in advice_on(Run(kernels=single))["mixed_precision"].code
+    volta = advice_on(Run(kernels=single, meta={"devices": [V100]}))["mixed_precision"]
     assert "float16" in volta.code
     assert "GradScaler" in volta.code
     assert "bfloat16" not in volta.code
@@ -254,7 +151,7 @@ def test_what_to_try_depends_on_the_device() -> None:
 )
 def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -> None:
     """A product whose kernel does not tell, or whose layer says half precision, is not called one in 32 bits."""
-    said = _said(Run(kernels=[(kernel, 900)], text=text))
+    said = advice_on(Run(kernels=[(kernel, 900)], text=text))
     assert ("mixed_precision" in said) == advised
     assert "multiples_of_eight" not in said
 
@@ -263,15 +160,15 @@ def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -
 def test_fusing_needs_a_tenth_of_the_step(length: int, advised: bool) -> None:
     """Two memory-bound kernels beside each other with 11 % of the step are worth advice, with 9 % they are not."""
     kernels = [(TENSOR, 1000 - length), (ELEMENTWISE, length // 2), (ELEMENTWISE, length // 2)]
-    assert ("fusion" in _said(Run(kernels=kernels))) == advised
+    assert ("fusion" in advice_on(Run(kernels=kernels))) == advised
     triton = [(TENSOR, 500), ("triton_poi_fused_add_relu_0", 200), ("triton_poi_fused_add_relu_0", 200)]
-    assert "fusion" not in _said(Run(kernels=triton))
+    assert "fusion" not in advice_on(Run(kernels=triton))
 
 
 def test_turing_has_no_bfloat16() -> None:
     """Without a data sheet the compute capability shows what Tensor Cores support."""
     turing = {"name": "NVIDIA GeForce RTX 2080 Ti", "computeMajor": 7, "computeMinor": 5, "numSms": 68}
-    advice = _said(Run(kernels=[(SINGLE, 900)], meta={"devices": [turing]}))["mixed_precision"]
+    advice = advice_on(Run(kernels=[(SINGLE, 900)], meta={"devices": [turing]}))["mixed_precision"]
     assert "float16" in advice.advice
     assert "bfloat16" not in advice.advice + advice.code
 
@@ -280,12 +177,12 @@ def test_names_without_a_unit_are_no_claim() -> None:
     """A kernel that names a dtype and no unit may use TF32 on Tensor Cores."""
     kernels = [("void cutlass::gemm_nn_128x128<float>(float*, float*)", 500), ("elementwise_add", 490)]
     for text in ("net.a Linear [64,1024]f32 |fwd", "net.a Linear |fwd"):
-        assert _said(Run(kernels=kernels, text=text)) == {}
+        assert advice_on(Run(kernels=kernels, text=text)) == {}
 
 
 def test_graphs_need_steps_that_are_alike() -> None:
     """Steps with different kernels cannot be one graph."""
-    steps = _said(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
+    steps = advice_on(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
     assert "cuda_graphs" not in steps
 
 
@@ -315,12 +212,12 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
     """Where layers are those of Keras, what is to be tried is Keras or TensorFlow, and can be copied."""
     speaks = replace(CASES[rule][0])
     speaks.text = speaks.text.replace("net.", "net/")
-    for advice in _said(speaks).values():
+    for advice in advice_on(speaks).values():
         said = advice.code + advice.advice
         assert not re.search(r"torch|DataLoader|DistributedDataParallel|\.item\(|channels_last\)", said), advice
         lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
         compile("\n".join(lines), advice.rule, "exec")
-    assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
+    assert (rule in advice_on(speaks)) == (rule != "cudnn_benchmark")
 
 
 def test_five_layers_with_idle_time_are_named() -> None:
@@ -346,23 +243,23 @@ def test_layers_with_little_idle_time_are_not_named(gap: int, layers: list[str])
 def test_both_sides_of_other_thresholds() -> None:
     """Rules with several conditions are silent if one of them fails."""
     graph = [(TENSOR, 50)] * 30
-    assert "cuda_graphs" in _said(Run(kernels=graph, gap=8))
-    assert "cuda_graphs" not in _said(Run(kernels=[(TENSOR, 51)] * 30, gap=8))
+    assert "cuda_graphs" in advice_on(Run(kernels=graph, gap=8))
+    assert "cuda_graphs" not in advice_on(Run(kernels=[(TENSOR, 51)] * 30, gap=8))
     wait = ("cudaStreamSynchronize_v3020", 1)
-    assert "cuda_graphs" in _said(Run(kernels=graph, gap=8, calls=[wait] * 2))
-    waiting = _said(Run(kernels=graph, gap=8, calls=[wait] * 3))  # a graph cannot contain waits
+    assert "cuda_graphs" in advice_on(Run(kernels=graph, gap=8, calls=[wait] * 2))
+    waiting = advice_on(Run(kernels=graph, gap=8, calls=[wait] * 3))  # a graph cannot contain waits
     assert "cuda_graphs" not in waiting
     assert "host_bound" in waiting
     waits = Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 80)])
-    assert 0.05 <= _said(waits)["synchronous_copies"].saves < 0.06
-    assert "synchronous_copies" not in _said(Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 65)]))
+    assert 0.05 <= advice_on(waits)["synchronous_copies"].saves < 0.06
+    assert "synchronous_copies" not in advice_on(Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 65)]))
     short = [(TENSOR, 9)] * 30
-    assert "batch_size" not in _said(Run(kernels=short, gap=0))
-    assert "uneven_steps" in _said(Run(steps=8, slower=250))
-    assert "uneven_steps" not in _said(Run(steps=7, slower=250))
+    assert "batch_size" not in advice_on(Run(kernels=short, gap=0))
+    assert "uneven_steps" in advice_on(Run(steps=8, slower=250))
+    assert "uneven_steps" not in advice_on(Run(steps=7, slower=250))
     late = Run(devices=(0, 1), kernels=[(TENSOR, 90)], lengths=(1000,) * 4, slow=2)
-    assert "stragglers" in _said(late)
-    assert "stragglers" not in _said(replace(late, kernels=[(TENSOR, 40)]))
+    assert "stragglers" in advice_on(late)
+    assert "stragglers" not in advice_on(replace(late, kernels=[(TENSOR, 40)]))
 
 
 HALF, ODD = "cutlass_80_simt_hgemm_128x64", "net.a Linear [64,1023]bf16 |fwd"
@@ -404,8 +301,8 @@ ALONE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int
     ],
 )  # fmt: skip
 def test_rules_speak_from_their_threshold_on(rule: str, at: Run, below: Run) -> None:
-    assert rule in _said(at)
-    assert rule not in _said(below)
+    assert rule in advice_on(at)
+    assert rule not in advice_on(below)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +314,7 @@ def test_rules_speak_from_their_threshold_on(rule: str, at: Run, below: Run) -> 
 )  # fmt: skip
 def test_advice_on_copies_reads_the_kind_of_memory(pinned: bool | None, rule: str, words: str) -> None:
     """Pinned memory is advised where the profile shows pageable memory, and nowhere else."""
-    said = _said(Run(copy=200, pinned=pinned))
+    said = advice_on(Run(copy=200, pinned=pinned))
     assert words in said[rule].evidence
     assert {"pageable_copies", "host_copies"} & said.keys() == {rule}
     assert ("pin_memory" in said[rule].code) == (pinned is False)
@@ -432,23 +329,23 @@ WAITS = {
 @pytest.mark.parametrize("name", WAITS)
 def test_the_call_that_waits_is_what_to_remove(name: str) -> None:
     """An explicit synchronisation is not told to copy asynchronously."""
-    assert WAITS[name] in _said(Run(gap=100, calls=[(name, 400)]))["synchronous_copies"].advice
+    assert WAITS[name] in advice_on(Run(gap=100, calls=[(name, 400)]))["synchronous_copies"].advice
 
 
 def test_memory_that_is_freed_and_memory_that_grows() -> None:
     """Allocations without frees are those of a cache that grows, which the caching allocator cannot avoid."""
-    grows = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 200)]))["allocations"]
+    grows = advice_on(Run(gap=300, calls=[("cudaMalloc_v3020", 200)]))["allocations"]
     assert "expandable_segments" in grows.code
-    again = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 100), ("cudaFree_v3020", 100)]))["allocations"]
+    again = advice_on(Run(gap=300, calls=[("cudaMalloc_v3020", 100), ("cudaFree_v3020", 100)]))["allocations"]
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in again.code
 
 
 def test_uneven_steps_with_a_reason_get_the_advice_on_it() -> None:
     """Steps that wait for launches of other code get advice on that, and not on the variation that follows."""
-    said = _said(Run(steps=12, lengths=(1000, 1500) * 6))
+    said = advice_on(Run(steps=12, lengths=(1000, 1500) * 6))
     assert "host_bound" in said
     assert "uneven_steps" not in said
-    kernels = _said(Run(steps=12, slower=250))["uneven_steps"]
+    kernels = advice_on(Run(steps=12, slower=250))["uneven_steps"]
     assert kernels.advice == "Compare steps of similar length only: their GPU work differs."
     assert kernels.evidence.endswith("of the time that long steps take more, 100% is Tensor Cores")
 
@@ -536,7 +433,7 @@ def test_waits_are_read_from_exports(tmp_path: Path) -> None:
 
 def test_launch_bound_and_cpu_bound_runs() -> None:
     """A run is bound by what takes longer: waiting for launches of less than 1 ms, or for other code of the CPU."""
-    short, long = (_said(Run(kernels=[(TENSOR, 100)] * 9, gap=gap))["host_bound"] for gap in (900, 1100))
+    short, long = (advice_on(Run(kernels=[(TENSOR, 100)] * 9, gap=gap))["host_bound"] for gap in (900, 1100))
     assert short.advice.endswith("the run is launch-bound.")
     assert "is spent waiting for launches of " in short.evidence
     assert long.advice.endswith("the run is CPU-bound.")
@@ -571,7 +468,7 @@ def test_what_saves_launches_depends_on_what_the_run_has(
     kernel: str, text: str, calls: list[tuple[str, int]], code: str, evidence: str
 ) -> None:
     """Compiled code, captured graphs and serving engines need other changes than torch.compile."""
-    said = _said(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text, calls=calls))["host_bound"]
+    said = advice_on(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text, calls=calls))["host_bound"]
     assert code in said.code
     assert said.code.count("torch.compile") == ("compile" in code or "mode" in code or "fullgraph" in code)
     assert evidence in said.evidence
@@ -587,7 +484,7 @@ def test_what_saves_launches_depends_on_what_the_run_has(
 )
 def test_programs_without_a_framework_get_cuda_calls(kernel: str, text: str, code: str) -> None:
     """PyTorch code helps neither a CUDA program nor its author."""
-    said = _said(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text))
+    said = advice_on(Run(kernels=[(kernel, 100)] * 9, gap=900, text=text))
     assert code in said["host_bound"].code
     of_pytorch = [advice.rule for advice in said.values() if "torch" in advice.code or "Loader" in advice.code]
     assert bool(of_pytorch) == (code == "torch.compile")
@@ -605,7 +502,7 @@ def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
     """The size of a batch is a number of requests there."""
     short = [(TENSOR, 9)] * 30
     run = Run(kernels=short, gap=8)
-    assert "batch_size" in _said(run)
+    assert "batch_size" in advice_on(run)
     profile = run.build()
     steps = pl.col("text").str.replace(r"Batch (\d+) \|step", "step[DECODE bs=3$1]")
     served = replace(profile, ranges=profile.ranges.with_columns(steps))
