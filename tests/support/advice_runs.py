@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -18,6 +18,8 @@ SINGLE = "ampere_sgemm_128x64_tn"
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>()"
+CONV = "net.conv Conv2d [64,3,224,224]bf16 |fwd"
+CONV_KERNEL = "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
 V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0, "numSms": 80}
 P100 = {"name": "Tesla P100-SXM2-16GB", "computeMajor": 6, "computeMinor": 0, "numSms": 56}
 
@@ -32,7 +34,7 @@ class Run:
     text: str = "net.a Linear [64,1024]bf16 |fwd"
     wait: int = 0
     """Between steps for data, µs."""
-    gap: int = 0
+    gap: int | tuple[int, ...] = 0
     """Before each kernel, µs."""
     slower: int = 0
     """How much longer (µs) the kernels of every other step run."""
@@ -75,10 +77,13 @@ class Run:
                     }
                 )
                 at += self.copy
-            for name, length in self.kernels + (self.first if step == 0 else []):
-                at += self.gap
+            kernels = self.kernels + (self.first if step == 0 else [])
+            gaps = self.gap if isinstance(self.gap, tuple) else (self.gap,) * len(kernels)
+            for (name, length), gap in zip(kernels, gaps, strict=True):
+                at += gap
                 length += self.slower * (step % 2)
-                self._launch(rows, begin, at, name, length)
+                launched = at - 4 if gap > 1000 else begin + 3  # a launched kernel starts soon on an idle device
+                self._launch(rows, at, name, length, launched)
                 at += round(length * self.slow)
             rows.range(self.text, (begin + 1) * US, (at - 1) * US)
             layer_end = at
@@ -104,14 +109,26 @@ class Run:
         copied = pl.DataFrame(copies, schema=dict(COPIES), orient="row")
         return Profile.build(built.meta, ranges=built.ranges, launches=launches, kernels=built.kernels, copies=copied)
 
-    def _launch(self, rows: Rows, begin: int, at: int, name: str, length: int) -> None:
-        called = at - 4 if self.gap > 1000 else begin + 3  # a launched kernel starts soon on an idle device
+    def _launch(self, rows: Rows, at: int, name: str, length: int, launched: int) -> None:
         for device in self.devices:
             longer = round(length * (self.slow if device == self.devices[-1] else 1))
-            rows.kernel(called * US, (at * US, (at + longer) * US), name=name, device=device)
+            rows.kernel(launched * US, (at * US, (at + longer) * US), name=name, device=device)
 
 
 def advice_on(run: Run | Profile) -> dict[str, Advice]:
     """Return the advice on a run by its rule."""
     profile = run.build() if isinstance(run, Run) else run
     return {advice.rule: advice for advice in advise(attribute(profile))}
+
+
+def lost_kernels() -> Profile:
+    """Return a profile with most GPU time outside of all ranges."""
+    return (
+        Rows().kernel(10, (20, 900)).range("net.a Linear [8,8]f32 |fwd", 1000, 1100).kernel(1010, (1020, 1100)).build()
+    )
+
+
+def without_steps(run: Run) -> Profile:
+    """Return the profile of a run whose steps have no ranges."""
+    profile = run.build()
+    return replace(profile, ranges=profile.ranges.filter(~pl.col("text").str.ends_with("|step")))

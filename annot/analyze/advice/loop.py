@@ -120,7 +120,7 @@ def _exposed(calls: Collectives, wall: int) -> dict[str, float]:
 def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> _Remedy:
     """Return the advice and the code for the operation that takes the most exposed time."""
     rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
-    in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
+    in_forward = bool((rows["phase"] == "forward").all())
     if operation.startswith("broadcast"):  # a training run sends buffers in its forward pass
         return _BUFFERS if facts.has_backward and in_forward else _ANY
     of_backward = None if facts.has_backward is None else facts.has_backward and not in_forward
@@ -174,7 +174,7 @@ def _late_steps(facts: Facts) -> pl.DataFrame:
     steps = facts.steps.select("step", "batch", "data_ns", "step_ns").sort("data_ns", descending=True)
     late = steps.filter(pl.col("data_ns") > pl.col("data_ns").mean())
     usual = _median(steps["data_ns"]) * steps.height
-    bursts = max(facts.loader.workers or (_ON_GPU if facts.loader.some else 1), 1)
+    bursts = facts.loader.workers or (_ON_GPU if facts.loader.some else 1)
     few = late.height * bursts < steps.height / 2 and usual < LEAST_SHARE * int(steps["step_ns"].sum())
     return late if few else late.clear()
 
