@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from operator_traces import OperatorTrace
 from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import ENGINE, MAIN, Rows
@@ -340,3 +341,45 @@ def test_processes_on_a_cpu_are_counted_from_two_on() -> None:
     rows = Rows().range("fc Linear |fwd", 0, 90 * US, 100)
     assert _of(rows.build()).startswith("Run 90.0 µs on CPU")
     assert _of(rows.range("fc Linear |fwd", 0, 90 * US, 200).build()).startswith("Run 90.0 µs of 2 processes on CPU")
+
+
+def _of_operators(folder: Path, *operators: tuple[str, str, int]) -> str:
+    """The sentence on operators without layers: name, kernel and length (µs)."""
+    trace = OperatorTrace()
+    for place, (name, kernel, us) in enumerate(operators):
+        trace.op(name, [8192 + 8 * place, 64], us=us, kernel=kernel, values=["", "[0]"])
+    return verdict(Facts(trace.attribution(folder)))
+
+
+@pytest.mark.parametrize(
+    ("operators", "words"),
+    [
+        # Of the run at least 10 %.
+        ((("my::op", "k", 100), *[("my::other", "k", 90)] * 10), "10% goes to my::op"),
+        ((("my::op", "k", 99), ("my::other", "k", 91), *[("my::other", "k", 90)] * 9), ""),
+        # Of the longest kind of kernels at least half.
+        ((("my::op", ADD, 150), ("my::a", ADD, 149), *[("my::c", "k", 100)] * 7), "15% goes to my::op"),
+        ((("my::op", ADD, 150), ("my::a", ADD, 149), ("my::b", ADD, 2), *[("my::c", "k", 99)] * 7), "30% goes to ele"),
+        # Without a cause 10 % of the run more than what a change could avoid, else as much.
+        ((("my::op", "k", 200), ("my::a", GEMM, 100), *[("my::b", "k", 100)] * 7), "20% goes to my::op"),
+        ((("my::op", "k", 199), ("my::a", GEMM, 100), ("my::b", "k", 101), *[("my::b", "k", 100)] * 6), "10% goes to f"),
+        ((("aten::sum", "k", 200), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to aten::sum"),
+        ((("aten::sum", "k", 199), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to float32"),
+    ],
+)  # fmt: skip
+def test_the_longest_operator_is_named_if_it_takes_more_than_a_kind(
+    operators: tuple[tuple[str, str, int], ...], words: str, tmp_path: Path
+) -> None:
+    said = _of_operators(tmp_path, *operators)
+    assert words in said
+    assert ("goes to" in said) == bool(words)
+
+
+def test_the_longest_operator_of_slow_kernels_is_named_with_its_share(tmp_path: Path) -> None:
+    said = _of_operators(
+        tmp_path, ("my::op", "k", 300), ("my::a", GEMM, 150), ("my::b", GEMM, 151), ("my::c", "k", 399)
+    )
+    assert (
+        "30% goes to float32 matrix multiplications outside Tensor Cores, most of it in my::b [8208,64]bf16 (15%)."
+        in said
+    )

@@ -30,6 +30,12 @@ _EQUIVALENT: Final = (
     ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
     ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),
     ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
+    (
+        "annot/analyze/advice/gemm_causes.py",
+        r"return first_cause\(_GEMM_CAUSES, .*",
+        "0 becomes -1",
+        "a single GEMM",
+    ),
 )
 
 

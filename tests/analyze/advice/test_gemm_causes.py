@@ -32,6 +32,7 @@ def _bmm(batch: int, rows: int, depth: int, columns: int) -> str:
         (_mm(1, 64, 99), {}, "matrix_vector", "a matrix-vector multiplication (M=1, N=99, K=64), which is memory-boun"),
         (_mm(99, 64, 1), {}, "matrix_vector", "a matrix-vector multiplication (M=99, N=1, K=64), which is memory-boun"),
         (_bmm(2, 1, 64, 99), {}, "matrix_vector", "a matrix-vector multiplication (M=1, N=99, K=64, batch 2), which i"),
+        (_mm(2, 64, 99), {}, "skinny", "a skinny matrix multiplication (M=2, N=99, K=64)"),
         (_mm(1, 64, 99), {"memory": False}, "few_tiles", "only 1 output tile of 128x128 (M=1, N=99, K=64), too few to"),
         # Few rows or columns leave half of a tile empty, unless K can be split.
         (_mm(64, 8192, 8192), {}, "skinny", "a skinny matrix multiplication (M=64, N=8192, K=8192), memory-bound with"),
@@ -70,6 +71,7 @@ def _bmm(batch: int, rows: int, depth: int, columns: int) -> str:
         (_mm(4097, 516, 4100), {"memory": False}, "misaligned", "M=4097, N=4100, K=516 are not multiples of 8 (bf16)"),
         (_mm(4097, 512, 4096), {"memory": False}, None, ""),
         (_mm(4096, 516, 4100, "f32"), {"memory": False}, None, ""),
+        ("aten mm [4096,516]bf16 [516,4096]f32", {"memory": False}, "misaligned", "K=516 is not a multiple of 8 (bf16"),
         (_mm(4096, 516, 4102, "f32"), {"memory": False}, "misaligned", "N=4102 is not a multiple of 4 (f32)"),
         (_mm(4096, 513, 4097, "f64"), {"memory": False}, "misaligned", "N=4097, K=513 are not multiples of 2 (f64)"),
         (
