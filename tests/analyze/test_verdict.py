@@ -362,7 +362,7 @@ def _of_operators(folder: Path, *operators: tuple[str, str, int]) -> str:
         ((("my::op", ADD, 150), ("my::a", ADD, 149), ("my::b", ADD, 2), *[("my::c", "k", 99)] * 7), "30% goes to ele"),
         # Without a cause 10 % of the run more than what a change could avoid, else as much.
         ((("my::op", "k", 200), ("my::a", GEMM, 100), *[("my::b", "k", 100)] * 7), "20% goes to my::op"),
-        ((("my::op", "k", 199), ("my::a", GEMM, 100), ("my::b", "k", 101), *[("my::b", "k", 100)] * 6), "10% goes to f"),
+        ((("my::op", "k", 199), ("my::a", GEMM, 100), ("my::b", "k", 101), *[("my::b", "k", 100)] * 6), "10% goes to"),
         ((("aten::sum", "k", 200), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to aten::sum"),
         ((("aten::sum", "k", 199), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to float32"),
     ],

@@ -138,8 +138,8 @@ def _changes(node: ast.AST, replace: Callable[[ast.AST], None]) -> Iterator[tupl
             for new in (number - 1, number + 1):
                 yield f"{number} becomes {new}", partial(setattr, node, "value", new)
         case ast.Constant(value=float() as number):
-            change = _NEAR * abs(number) or _NEAR
-            for real in (number - change, number + change):
+            difference = _NEAR * abs(number) or _NEAR
+            for real in (number - difference, number + difference):
                 yield f"{number:g} becomes {real:g}", partial(setattr, node, "value", real)
         case ast.Attribute(attr=name) if name in _NAMES:
             yield f"{name} becomes {_NAMES[name]}", partial(setattr, node, "attr", _NAMES[name])

@@ -59,6 +59,6 @@ def operator(text: str, *, memory: bool = True, **facts: Any) -> Operator:
         facts: other fields of `Operator`.
     """
     library, name, *_ = text.split()
-    usual = {"kernels": (), "flops": 1e6, "bytes": 1e6, "ridge": 2.0 if memory else 0.5, "roof_share": None}
-    usual |= {"processors": None, "device": "", "units": "Tensor Cores"}
+    usual: dict[str, Any] = {"kernels": (), "flops": 1e6, "bytes": 1e6, "ridge": 2.0 if memory else 0.5}
+    usual |= {"roof_share": None, "processors": None, "device": "", "units": "Tensor Cores"}
     return Operator(0, f"{library}::{name}", parse(f"{text} |op"), 1.0, **(usual | facts))

@@ -55,6 +55,10 @@ def _bmm(batch: int, rows: int, depth: int, columns: int) -> str:
         ),
         (_mm(256, 65536, 256), {"memory": False, "kernels": (SPLIT,), "processors": 32}, None, ""),
         (
+            _mm(256, 65536, 256), {"memory": False, "kernels": (SPLIT.replace("GSU8", "GSU2"),)}, "few_tiles",
+            "only 4 output tiles of 128x128 and 2 splits of K",
+        ),
+        (
             _mm(128, 512, 128 * 50), {"memory": False, "processors": 40, **_kernel("128x128")}, "last_wave",
             "50 thread blocks on 40 multiprocessors run in 2 waves, and the last wave is 25% full",
         ),
