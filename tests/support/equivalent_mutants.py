@@ -36,6 +36,7 @@ _EQUIVALENT: Final = (
         "0 becomes -1",
         "a single GEMM",
     ),
+    ("annot/analyze/advice/gemm_causes.py", r"small = .*min\(TILE\)", "min becomes max", "the tile is a square"),
 )
 
 

@@ -201,6 +201,8 @@ def test_what_to_try_depends_on_the_device() -> None:
     assert "float16" in volta.code
     assert "GradScaler" in volta.code
     assert "bfloat16" not in volta.code
+    assert "bfloat16" in advice_on(Run(kernels=single, meta={"devices": [A100]}))["mixed_precision"].code
+    assert "bfloat16" in advice_on(Run(kernels=single, meta={"devices": [{"name": "X"}]}))["mixed_precision"].code
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,9 @@ def test_what_to_try_depends_on_the_device() -> None:
         ("net.a Linear [64,64]f16 out=64 |fwd", "gemvx_kernel", False),
         ("net.a Linear [64,64]f32 out=64 autocast=bf16 |fwd", "gemvx_kernel", False),
         ("net.a Linear [64,64]f32 out=64 |fwd", "gemvx_kernel", True),
+        ("net.a Linear [64,64]f32 [64,64]i64 |fwd", "gemvx_kernel", True),
+        ("net.a Linear [64,64]bf16 [64,64]f32 |fwd", "gemvx_kernel", False),
+        ("net.a Linear [64,64]f32 out=64 |fwd", HALF, False),
     ],
 )
 def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -> None:
@@ -331,6 +336,7 @@ def test_the_command_shows_the_layers_that_wait(text: str, command: str) -> None
         ("Linear [64,1023]bf16", "1023"), ("Linear [64,1024]f16 out=1001", "1001"), ("Linear [1023,64]f16", None),
         ("Linear [64,1023]f16 out=1001", "1001, 1023"), ("Conv2d [64,3,224,224]f16 out=64", "3"),
         ("Conv2d [64,8,223,223]f16 out=64", None), ("Linear [64,1023]f32", None), ("Linear [1023]bf16", None),
+        ("Linear [64,1023]bf16 [64,1024]bf16", "1023"), ("Linear [64,1024]bf16 [64,1023]bf16", None),
         ("Linear [64,1024]bf16 out=1000", None), ("Linear [1023,1]bf16", "1"),
     ],
 )  # fmt: skip
@@ -400,3 +406,18 @@ def test_kernels_of_a_compiled_model_are_not_fused_again() -> None:
     chain = [(ELEMENTWISE, 50)] * 4 + [(TENSOR, 4)] * 20
     assert {"fusion", "short_kernels"} <= advice_on(Run(chain)).keys()
     assert not {"fusion", "short_kernels"} & advice_on(Run(chain, text="CompiledGraph#0 |other")).keys()
+
+
+def test_layers_of_several_dtypes_are_no_claim() -> None:
+    run = Run([("gemvx_kernel", 900)], text="net.a Linear [64,64]f32 out=64 |fwd")
+    profile = run.build()
+    assert "mixed_precision" in advice_on(profile)
+    first = pl.col("text").str.replace("f32", "bf16", literal=True)
+    texts = pl.when(pl.col("start") < 11_000 * US).then(first).otherwise("text").alias("text")
+    assert "mixed_precision" not in advice_on(replace(profile, ranges=profile.ranges.with_columns(texts)))
+
+
+def test_kernels_of_the_optimizer_are_not_those_of_the_model() -> None:
+    said = advice_on(Run(optimizer=300))
+    assert "optimizer" in said
+    assert not {"fusion", "short_kernels"} & said.keys()
