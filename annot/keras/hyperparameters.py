@@ -84,7 +84,9 @@ _DIMENSIONS: Final = re.compile("[123]D")
 _FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
     "Dense": (("out", "units", ALWAYS), _BIAS),
     "EinsumDense": (
-        ("equation", "equation", ALWAYS), ("out", "partial_output_shape", ALWAYS), ("bias", "bias_axes", None),
+        ("equation", "equation", ALWAYS),
+        ("out", "partial_output_shape", ALWAYS),
+        ("bias", "bias_axes", None),
     ),
     "DepthwiseConv": (*_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
     "SeparableConv": (_FILTERS, *_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
@@ -94,12 +96,17 @@ _FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
     **dict.fromkeys(("SimpleRNN", "LSTM", "GRU", "SimpleRNNCell", "LSTMCell", "GRUCell"), _RECURRENT),
     "Bidirectional": (("merge", "merge_mode", "concat"),),
     "MultiHeadAttention": (
-        ("heads", "_num_heads", ALWAYS), ("key_dim", "_key_dim", ALWAYS),
-        ("value_dim", _or_none("_value_dim", "_key_dim"), None), ("out", _output, None), ("bias", "_use_bias", True),
+        ("heads", "_num_heads", ALWAYS),
+        ("key_dim", "_key_dim", ALWAYS),
+        ("value_dim", _or_none("_value_dim", "_key_dim"), None),
+        ("out", _output, None),
+        ("bias", "_use_bias", True),
     ),
     "GroupedQueryAttention": (
-        ("heads", "num_query_heads", ALWAYS), ("key_dim", "head_dim", ALWAYS),
-        ("kv_heads", _or_none("num_key_value_heads", "num_query_heads"), None), _BIAS,
+        ("heads", "num_query_heads", ALWAYS),
+        ("key_dim", "head_dim", ALWAYS),
+        ("kv_heads", _or_none("num_key_value_heads", "num_query_heads"), None),
+        _BIAS,
     ),
     "BatchNormalization": (_AFFINE, _NORMALIZED),
     "GroupNormalization": (("groups", "groups", ALWAYS), _AFFINE, _NORMALIZED),
@@ -117,15 +124,28 @@ _FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
     "AdditiveAttention": (("score", lambda _: "additive", ALWAYS), ("scale", "use_scale", True)),
     "Attention": (("score", "score_mode", ALWAYS),),
     "PReLU": (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
-}  # fmt: skip
+}
 """Hyperparameters by Keras class, without its number of dimensions. A subclass has those of its first match."""
 
 _ACTIVATIONS: Final = {
-    "relu": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU", "gelu": "GELU",
-    "sigmoid": "Sigmoid", "hard_sigmoid": "Hardsigmoid", "tanh": "Tanh", "silu": "SiLU", "hard_silu": "Hardswish",
-    "mish": "Mish", "softplus": "Softplus", "softsign": "Softsign", "softmax": "Softmax",
-    "log_softmax": "LogSoftmax", "linear": "Identity",
-}  # fmt: skip
+    "relu": "ReLU",
+    "relu6": "ReLU6",
+    "leaky_relu": "LeakyReLU",
+    "elu": "ELU",
+    "selu": "SELU",
+    "gelu": "GELU",
+    "sigmoid": "Sigmoid",
+    "hard_sigmoid": "Hardsigmoid",
+    "tanh": "Tanh",
+    "silu": "SiLU",
+    "hard_silu": "Hardswish",
+    "mish": "Mish",
+    "softplus": "Softplus",
+    "softsign": "Softsign",
+    "softmax": "Softmax",
+    "log_softmax": "LogSoftmax",
+    "linear": "Identity",
+}
 """The layer class that computes the same as `keras.layers.Activation` with a function, by name of the function."""
 
 

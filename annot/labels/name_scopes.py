@@ -48,11 +48,24 @@ _TRANSFORMS: Final = frozenset(
 )
 _CONTROL: Final = frozenset(
     {
-        "while", "body", "cond", "scan", "closed_call", "core_call", "pjit", "shard_map", "custom_partitioning",
-        "checkpoint", "remat", "remat2", "rematted_computation", "custom_jvp_call", "custom_vjp_call",
+        "while",
+        "body",
+        "cond",
+        "scan",
+        "closed_call",
+        "core_call",
+        "pjit",
+        "shard_map",
+        "custom_partitioning",
+        "checkpoint",
+        "remat",
+        "remat2",
+        "rematted_computation",
+        "custom_jvp_call",
+        "custom_vjp_call",
         "custom_vjp_call_jaxpr",
     }
-)  # fmt: skip
+)
 _BRANCH: Final = re.compile(r"branch_\d+_fun")
 
 

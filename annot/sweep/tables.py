@@ -12,6 +12,7 @@ import polars as pl
 from annot.analyze.work.layer_work import layer_work
 from annot.attribution.attribute import Attribution, known
 from annot.attribution.layer_tables import by_layer
+from annot.attribution.nesting import KEY
 from annot.attribution.steps import of_main_kind, step_slice
 from annot.attribution.summary import by_step, step_statistics
 from annot.errors import AnnotError
@@ -23,18 +24,36 @@ from annot.sweep.runs import Result, run_folder
 
 _WORK: Final = ("flops", "bytes_read", "bytes_written", "params")
 _OF_RUN: Final = {
-    "run": pl.String, "status": pl.Int64, "problem": pl.String, "seconds": pl.Float64, "steps": pl.Int64,
-    "step_ns": pl.Int64, "step_gpu_ns": pl.Int64,
-}  # fmt: skip
-_OF_LAYER: Final = {
-    "layer": pl.String, "module": pl.String, "phase": pl.String, "calls": pl.Int64, "host_ns": pl.Int64,
-    "host_self_ns": pl.Int64, "gpu_ns": pl.Int64, "gpu_self_ns": pl.Int64, "gpu_busy_ns": pl.Int64, "kernels": pl.Int64,
-    **dict.fromkeys(_WORK, pl.Int64),
-}  # fmt: skip
+    "run": pl.String,
+    "status": pl.Int64,
+    "problem": pl.String,
+    "seconds": pl.Float64,
+    "steps": pl.Int64,
+    "step_ns": pl.Int64,
+    "step_gpu_ns": pl.Int64,
+}
+_TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "gpu_busy_ns")
+_OF_LAYER: Final[dict[str, type[pl.DataType]]] = {
+    **dict.fromkeys(KEY, pl.String),
+    **dict.fromkeys(("calls", *_TIMES, "kernels", *_WORK), pl.Int64),
+}
 _DERIVED: Final = (
-    "number", "all", "on_device", "items_per_s", "bytes", "intensity", "flops_per_s", "square", "fixed_ns", "time_ns",
-    "forward_ns", "backward_ns", "ratio", "other_step_ns", "speedup",
-)  # fmt: skip
+    "number",
+    "all",
+    "on_device",
+    "items_per_s",
+    "bytes",
+    "intensity",
+    "flops_per_s",
+    "square",
+    "fixed_ns",
+    "time_ns",
+    "forward_ns",
+    "backward_ns",
+    "ratio",
+    "other_step_ns",
+    "speedup",
+)
 RESERVED: Final = frozenset((*_OF_RUN, *_OF_LAYER, *_DERIVED))
 """Column names of the tables in this module. A parameter cannot have one of these names."""
 

@@ -57,9 +57,14 @@ _ADAPTIVE: Final[tuple[Hyperparameter, ...]] = (("out", "output_size", ALWAYS),)
 
 _FAMILIES: Final[dict[type[nn.Module], tuple[Hyperparameter, ...]]] = {
     _ConvNd: (
-        ("out", "out_channels", ALWAYS), ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1),
-        ("padding", "padding", 0), ("output_padding", "output_padding", 0), ("dilation", "dilation", 1),
-        ("groups", "groups", 1), _BIAS,
+        ("out", "out_channels", ALWAYS),
+        ("kernel", "kernel_size", ALWAYS),
+        ("stride", "stride", 1),
+        ("padding", "padding", 0),
+        ("output_padding", "output_padding", 0),
+        ("dilation", "dilation", 1),
+        ("groups", "groups", 1),
+        _BIAS,
     ),
     nn.Linear: (("out", "out_features", ALWAYS), _BIAS),
     nn.Bilinear: (("out", "out_features", ALWAYS), _BIAS),
@@ -68,12 +73,15 @@ _FAMILIES: Final[dict[type[nn.Module], tuple[Hyperparameter, ...]]] = {
     nn.RNNBase: _RECURRENT,
     nn.RNNCellBase: (("hidden", "hidden_size", ALWAYS), ("bias", "bias", True)),
     nn.MultiheadAttention: (
-        ("heads", "num_heads", ALWAYS), ("batch_first", "batch_first", False),
+        ("heads", "num_heads", ALWAYS),
+        ("batch_first", "batch_first", False),
         ("bias", lambda module: module.in_proj_bias is not None, True),
-        ("bias_kv", lambda module: module.bias_k is not None, False), ("zero_attn", "add_zero_attn", False),
+        ("bias_kv", lambda module: module.bias_k is not None, False),
+        ("zero_attn", "add_zero_attn", False),
     ),
     nn.TransformerEncoderLayer: (
-        ("heads", "self_attn.num_heads", ALWAYS), ("feed", "linear1.out_features", ALWAYS),
+        ("heads", "self_attn.num_heads", ALWAYS),
+        ("feed", "linear1.out_features", ALWAYS),
         ("batch_first", "self_attn.batch_first", False),
     ),
     _BatchNorm: (_AFFINE,),
@@ -90,7 +98,7 @@ _FAMILIES: Final[dict[type[nn.Module], tuple[Hyperparameter, ...]]] = {
     nn.PReLU: (("num", "num_parameters", 1),),
     nn.Upsample: (("size", "size", None), ("scale", "scale_factor", None), ("mode", "mode", "nearest")),
     _Loss: (("reduction", "reduction", "mean"),),
-}  # fmt: skip
+}
 """Hyperparameters by module class of PyTorch. A subclass has those of the first matching class."""
 
 _WITHOUT_GRADIENT: Final = (nn.Embedding, nn.EmbeddingBag)

@@ -55,18 +55,22 @@ INTERNALS: Final = (
     Internal("torch._C._len_torch_function_stack", _ALL, "ops=True, memory=True", _NO_RANGES),
     Internal("torch._C._dynamo.eval_frame.set_eval_frame", _ALL, "ops=True, tests of the marks", _NO_RANGES),
     Internal(
-        "torch._C._dynamo.eval_frame.set_code_exec_strategy", ("2.7", ""), "functions that torch.compile skips",
+        "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+        ("2.7", ""),
+        "functions that torch.compile skips",
         "skip_code and torch.compiler.disable, or a warning",
     ),
     Internal(
-        "torch._C._dynamo.eval_frame.skip_code", ("", "2.6"), "functions that torch.compile skips",
+        "torch._C._dynamo.eval_frame.skip_code",
+        ("", "2.6"),
+        "functions that torch.compile skips",
         "set_code_exec_strategy, or a warning",
     ),
     Internal("torch._C._get_accelerator", _ALL, "threads of devices other than CUDA", "they count as the CPU"),
     Internal("torch._C._profiler._RecordFunctionFast", _ALL, "ranges in torch.profiler", "it gets no ranges"),
     Internal("torch.utils.data._utils.worker._worker_loop", _ALL, "fetches of workers", "they have no ranges"),
     Internal("torch.Tensor.__dlpack_c_exchange_api__", ("2.10", ""), "shapes, read in C", "shapes are read in Python"),
-)  # fmt: skip
+)
 
 
 def internal(name: str) -> Any:

@@ -225,9 +225,16 @@ class Sites:
     def clear(self) -> None:
         """Forget all modules, including discovered ones."""
         for table in (
-            self.by_id, self._excluded, self._callers, self._outside, self._misses, self._layers, self._generated,
-            self._models, self.dead,
-        ):  # fmt: skip
+            self.by_id,
+            self._excluded,
+            self._callers,
+            self._outside,
+            self._misses,
+            self._layers,
+            self._generated,
+            self._models,
+            self.dead,
+        ):
             table.clear()
         self._on_change()
 

@@ -7,21 +7,16 @@ from typing import Final
 
 ERRORS: Final = "annot_ascii"
 """Name of the error handler for `codecs`: the character of `ASCII`, or else a question mark."""
-ASCII: Final = {
-    ord(char): plain
-    for plain, chars in {
-        "-": "−–─", "+": "├┤┌┐└┘┬┴┼", "|": "│", ">": "›►", "v": "▼", ".": "░·", "#": "▒█", "~": "…", "u": "µ", "x": "×",
-        "+-": "±", "->": "→", "<-": "←", "<->": "⇄", "^2": "²",
-    }.items()
-    for char in chars
-}  # fmt: skip
+ASCII: Final = str.maketrans("−–─├┤┌┐└┘┬┴┼│›►▼░·▒█…µ×", "---+++++++++|>>v..##~ux") | str.maketrans(
+    {"±": "+-", "→": "->", "←": "<-", "⇄": "<->", "²": "^2"}
+)
 """What stands for a character. Characters that fill tables and drawings have one character, to keep their columns."""
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(ASCII.get(ord(char), "?") for char in error.object[error.start : error.end]), error.end
+    return error.object[error.start : error.end].translate(ASCII).encode("ascii", "replace").decode(), error.end
 
 
 codecs.register_error(ERRORS, _replaced)
