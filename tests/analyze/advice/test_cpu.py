@@ -350,3 +350,18 @@ def test_short_calls_are_those_of_layers_in_a_step() -> None:
     assert said.saves == pytest.approx(0.24)
     assert set(said.layers) == {"a", "b"}
     assert said.code.endswith("DataLoader(dataset, batch_size=64)      # 32 now")
+
+
+def test_own_code_of_the_model_is_named_without_a_layer() -> None:
+    """With the place of its class in the source, if it is known."""
+    rows = Rows()
+    for step in range(4):
+        at = 1_000_000 * step
+        rows.range(f"Batch {step} |step", at, at + 1_000_000)
+        rows.range("Forward Net |fwd", at, at + 900_000).range("fc Linear |fwd", at, at + 500_000)
+    said = _said(rows.build())["own_code"]
+    assert said.evidence == "40% of step time is spent in (model) Net itself, outside its submodules"
+    assert (said.advice, said.layers) == ("Find the slow operation in Net.forward.", [])
+    assert said.saves == pytest.approx(0.4)
+    placed = _said(rows.build(sources={"Net": "model.py:12"}))["own_code"]
+    assert placed.evidence == f"{said.evidence} (model.py:12)"
