@@ -173,11 +173,9 @@ def _operator(facts: Facts, least: float) -> str:
 
 def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The longest operator with matching kernels and its share of the step, in a profile without modules."""
-    if (facts.layers["module"] != "").any():
-        return ""
     names = set(facts.work.filter(which, pl.col("kernel"))["name"])
     matches = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
-    longest = next(matches, None)
+    longest = None if (facts.layers["module"] != "").any() else next(matches, None)
     return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 

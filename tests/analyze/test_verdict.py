@@ -359,7 +359,7 @@ def _of_operators(folder: Path, *operators: tuple[str, str, int]) -> str:
         ((("my::op", "k", 99), ("my::other", "k", 91), *[("my::other", "k", 90)] * 9), ""),
         # Of the longest kind of kernels at least half.
         ((("my::op", ADD, 150), ("my::a", ADD, 149), *[("my::c", "k", 100)] * 7), "15% goes to my::op"),
-        ((("my::op", ADD, 150), ("my::a", ADD, 149), ("my::b", ADD, 2), *[("my::c", "k", 99)] * 7), "30% goes to ele"),
+        ((("my::op", ADD, 150), ("my::a", ADD, 149), ("my::b", ADD, 3), *[("my::c", "k", 99)] * 7), "30% goes to ele"),
         # Without a cause 10 % of the run more than what a change could avoid, else as much.
         ((("my::op", "k", 200), ("my::a", GEMM, 100), *[("my::b", "k", 100)] * 7), "20% goes to my::op"),
         ((("my::op", "k", 199), ("my::a", GEMM, 100), ("my::b", "k", 101), *[("my::b", "k", 100)] * 6), "10% goes to"),
