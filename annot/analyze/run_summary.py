@@ -180,7 +180,7 @@ def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, inputs: 
     causes = {name: means[0].get(name, 0) - means[1].get(name, 0) for name in (*means[0], *means[1])}
     excess = sum(causes.values())
     shares = {name: ns / excess for name, ns in causes.items()} if excess > 0 else {}
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInputs) -> dict[str, float]:

@@ -54,7 +54,7 @@ def verdict(facts: Facts) -> str:
         'Run 900 µs on CPU'
     """
     if not facts.wall_ns:
-        return _durations_sentence(facts)
+        return _without_times(facts)
     if not facts.is_time_known:
         return f"{_subject(facts)} on {_device(facts)}: {_unknown_time(facts)}."
     on_device = [*_unattributed_share(facts), *_busy(facts), *_work(facts)] if facts.on_device else []
@@ -159,11 +159,9 @@ def _operator(facts: Facts, least: float) -> str:
 
 def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The longest operator with matching kernels and its share of the step, in a profile without modules."""
-    if (facts.layers["module"] != "").any():
-        return ""
     names = set(facts.work.filter(which, pl.col("kernel"))["name"])
     matches = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
-    longest = next(matches, None)
+    longest = None if (facts.layers["module"] != "").any() else next(matches, None)
     return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
@@ -256,19 +254,12 @@ def _phases(rows: pl.DataFrame, layer: str, module: str) -> str:
     return " and ".join(phase for phase in ("forward", "backward") if phase in present)
 
 
-def _durations_sentence(facts: Facts) -> str:
-    """The sentence of a profile that has durations of kernels only."""
+def _without_times(facts: Facts) -> str:
+    """The sentence of a profile that counts kernels, and has no times."""
     summary = by_summary(facts.attribution)
-    rows = {(row["section"], row["item"]): row for row in summary.iter_rows(named=True)}
-    kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
-    if not kernels or not used or not kernels["count"]:
-        return ""
-    names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
-    if not kernels["ns"]:
-        return f"{names} on {_device(facts)}: the profile has no times."
-    units = matrix_units(facts.attribution.meta)
-    share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
-    return f"{names} take {short_time(kernels['ns'])} on {_device(facts)}{share}."
+    count = summary.filter(pl.col("section") == "kernels", pl.col("item") == "all")["count"].sum()
+    names = "1 kernel" if count == 1 else f"{count:,} kernels"
+    return f"{names} on {_device(facts)}: the profile has no times." if count else ""
 
 
 _LEAST_SLOWER: Final = 0.05

@@ -16,6 +16,7 @@ from annot.analyze.advice import Facts
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
+from annot.profile import Profile
 from annot.runs.gather import Ranks
 from annot.runs.selection import Selection
 
@@ -104,7 +105,7 @@ def test_a_wait_is_named_from_1_percent_of_the_step_on() -> None:
         return _of(others, others, replace(ONE, ns=1100.0, waiting=0.0))
 
     assert wait(0.01).endswith("rank 2 is the slowest by 11%, and the others wait 1% of the step for it in all_reduce.")
-    assert wait(0.009).endswith("rank 2 is the slowest by 11%.")
+    assert wait(0.0095).endswith("rank 2 is the slowest by 11%.")
 
 
 def test_exposed_communication_of_equal_ranks_is_named_from_5_percent_on() -> None:
@@ -131,3 +132,31 @@ def test_one_rank_without_steps_makes_the_sentence_one_about_the_run() -> None:
 def test_a_rank_on_a_cpu_has_no_gpus() -> None:
     times = times_of_rank(Facts(attribute(Rows().range("fc Linear |fwd", 0, 900 * US).build())), None)
     assert times == RankTimes(900 * US, 0.0, "", False, 0, "")
+
+
+def test_times_of_a_rank_are_those_of_its_profile() -> None:
+    rows = Rows()
+    for step in range(3):
+        zero = 1000 * US * step
+        rows.range(f"Batch {step} |step", zero, zero + 1000 * US).range("fc Linear |fwd", zero, zero + 500 * US)
+        for device in (0, 1):
+            rows.kernel(zero + 1, (zero + 2, zero + 600 * US), name="gemm", device=device)
+            rows.kernel(zero + 3, (zero + 600 * US, zero + 700 * US), name=ALL_REDUCE, device=device)
+            rows.kernel(zero + 4, (zero + 700 * US, zero + 900 * US), name="ncclDevKernel_AllGather", device=device)
+    facts = Facts(attribute(rows.build(devices=[{"name": "NVIDIA H100"}] * 2)))
+    times = times_of_rank(facts, 1000.0 * US)
+    assert times == RankTimes(1000.0 * US, pytest.approx(0.3), "all_gather", True, 2, "H100")
+    run = times_of_rank(facts, None)
+    assert run is not None
+    assert (run.ns, run.stepped) == (facts.wall_ns / 2, False)
+    assert times.work_ns == pytest.approx(700 * US)
+
+
+def test_the_operation_of_a_rank_on_a_cpu_is_not_its_wait() -> None:
+    rows = Rows().range("fc Linear |fwd", 0, 900 * US).range("Collective all_reduce.wait |coll", 900 * US, 1000 * US)
+    times = times_of_rank(Facts(attribute(rows.build())), None)
+    assert times == RankTimes(1000 * US, 0.1, "all_reduce", False, 0, "")
+
+
+def test_a_profile_without_times_is_no_rank() -> None:
+    assert times_of_rank(Facts(attribute(Profile.build({}))), None) is None

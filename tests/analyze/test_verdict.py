@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from operator_traces import OperatorTrace
 from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import ENGINE, MAIN, Rows
@@ -340,3 +341,110 @@ def test_processes_on_a_cpu_are_counted_from_two_on() -> None:
     rows = Rows().range("fc Linear |fwd", 0, 90 * US, 100)
     assert _of(rows.build()).startswith("Run 90.0 µs on CPU")
     assert _of(rows.range("fc Linear |fwd", 0, 90 * US, 200).build()).startswith("Run 90.0 µs of 2 processes on CPU")
+
+
+def _of_operators(folder: Path, *operators: tuple[str, str, int]) -> str:
+    """The sentence on operators without layers: name, kernel and length (µs)."""
+    trace = OperatorTrace()
+    for place, (name, kernel, us) in enumerate(operators):
+        trace.op(name, [8192 + 8 * place, 64], us=us, kernel=kernel, values=["", "[0]"])
+    return verdict(Facts(trace.attribution(folder)))
+
+
+@pytest.mark.parametrize(
+    ("operators", "words"),
+    [
+        # Of the run at least 10 %.
+        ((("my::op", "k", 100), *[("my::other", "k", 90)] * 10), "10% goes to my::op"),
+        ((("my::op", "k", 99), ("my::other", "k", 91), *[("my::other", "k", 90)] * 9), ""),
+        # Of the longest kind of kernels at least half.
+        ((("my::op", ADD, 150), ("my::a", ADD, 149), *[("my::c", "k", 100)] * 7), "15% goes to my::op"),
+        ((("my::op", ADD, 150), ("my::a", ADD, 149), ("my::b", ADD, 3), *[("my::c", "k", 99)] * 7), "30% goes to ele"),
+        # Without a cause 10 % of the run more than what a change could avoid, else as much.
+        ((("my::op", "k", 200), ("my::a", GEMM, 100), *[("my::b", "k", 100)] * 7), "20% goes to my::op"),
+        ((("my::op", "k", 199), ("my::a", GEMM, 100), ("my::b", "k", 101), *[("my::b", "k", 100)] * 6), "10% goes to"),
+        ((("aten::sum", "k", 200), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to aten::sum"),
+        ((("aten::sum", "k", 199), *[("my::a", GEMM, 100)] * 2, *[("my::b", "k", 150)] * 4), "20% goes to float32"),
+    ],
+)  # fmt: skip
+def test_the_longest_operator_is_named_if_it_takes_more_than_a_kind(
+    operators: tuple[tuple[str, str, int], ...], words: str, tmp_path: Path
+) -> None:
+    said = _of_operators(tmp_path, *operators)
+    assert words in said
+    assert ("goes to" in said) == bool(words)
+
+
+def test_the_longest_operator_of_slow_kernels_is_named_with_its_share(tmp_path: Path) -> None:
+    said = _of_operators(
+        tmp_path, ("my::op", "k", 300), ("my::a", GEMM, 150), ("my::b", GEMM, 151), ("my::c", "k", 399)
+    )
+    assert (
+        "30% goes to float32 matrix multiplications outside Tensor Cores, most of it in my::b [8208,64]bf16 (15%)."
+        in said
+    )
+
+
+@pytest.mark.parametrize(("events", "words"), [({"NPU": 1}, "1 event"), ({"NPU": 1_500, "TPU": 1}, "1,501 events")])
+def test_devices_that_are_not_supported_are_named(events: dict[str, int], words: str) -> None:
+    profile = Rows().range("fc Linear |fwd", 0, 900 * US).build(other_devices=events)
+    skipped = f"annot does not support this device and skipped its {words}, so its time is unknown"
+    assert _of(profile) == f"Run 900 µs on {' and '.join(events)}: {skipped}."
+
+
+def test_two_idle_devices_are_plural() -> None:
+    rows = Rows().range("Data |data", 10 * US, 90 * US)
+    for device in (0, 1):
+        rows.kernel(1, (0, 10 * US), device=device).kernel(95 * US, (95 * US, 100 * US), device=device)
+    assert _of(rows.build()) == (
+        "Run 100 µs on 2 GPUs: 100% of the GPU time lies outside any range, and the GPUs idle 85%, mostly waiting for "
+        "data (80%)."
+    )
+
+
+@pytest.mark.parametrize(("kernels", "words"), [(1, "1 kernel"), (2, "2 kernels"), (1_200, "1,200 kernels")])
+def test_kernels_without_times_are_counted(kernels: int, words: str) -> None:
+    rows = Rows()
+    for place in range(kernels):
+        rows.kernel(place, (0, 0))
+    assert _of(rows.build(host_times=False)) == f"{words} on one GPU: the profile has no times."
+
+
+def test_totals_do_not_show_whether_a_device_is_idle() -> None:
+    profile = Rows().kernel(0, (0, 50 * US), name=ADD).kernel(60 * US, (60 * US, 100 * US), name=ADD)
+    assert "idles 10%" in _of(profile.build())
+    assert "idle" not in _of(profile.build(totals=True))
+
+
+def test_long_waits_follow_the_longest_part() -> None:
+    """Waits for data and for other processes of at least 10 % are named after the layer."""
+    wait = ("Collective all_reduce |coll", 150)
+    said = _on_cpu(("Data |data", 200), ("fc Linear |fwd", 500), wait, ("Optimizer SGD |opt", 150))
+    assert said.endswith("on CPU: 50% forward, and 50% in fc Linear (forward), and 20% waiting for data, and 15% "
+                         "exposed communication.")  # fmt: skip
+    assert _on_cpu(("Data |data", 600), ("fc Linear |fwd", 400)).endswith(
+        ": 60% waiting for data, and 40% in fc Linear (forward)."
+    )
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_layers_of_a_fold_count_together(folded: bool) -> None:
+    rows = Rows()
+    for place in range(3):
+        rows.range(f"net.{place} Linear |fwd", 100 * place, 100 * place + 90)
+    rows.range("head Linear |fwd", 300, 420)
+    folds = {(f"net.{place}", "Linear"): "net.0-2" for place in range(3)}
+    said = verdict(Facts(attribute(rows.build()), folds if folded else None))
+    assert said.endswith("64% in net.0-2 Linear (forward)." if folded else "29% in head Linear (forward).")
+
+
+def test_the_layer_of_the_work_is_a_fold() -> None:
+    rows = Rows()
+    for place, length in enumerate((30, 30, 40)):
+        rows.range(f"net.{place} Linear |fwd", 100 * US * place, 100 * US * place + 90 * US)
+        rows.kernel(100 * US * place, (100 * US * place + 1, 100 * US * place + length * US), name=ADD)
+    attribution = attribute(rows.build())
+    assert "the largest share in net.2 Linear" in verdict(Facts(attribution))
+    assert "most of it in net.0-1 Linear" in verdict(
+        Facts(attribution, {("net.0", "Linear"): "net.0-1", ("net.1", "Linear"): "net.0-1"})
+    )

@@ -18,7 +18,7 @@ from mutations import NOTE, mutations, note_blocks
 UNITS = "annot/report/units.py"
 CODE = """
 LEAST: Final[int] = 1
-SHARE = 0.5
+SHARE = 0.5 + 0.0
 def f(a: int | None = 2, *, up: bool = True) -> int | None:
     if not a:
         raise ValueError("a | b")
@@ -57,6 +57,9 @@ def test_each_mutation_changes_one_line_of_code() -> None:
         "1 becomes 2",
         "0.5 becomes 0.45",
         "0.5 becomes 0.55",
+        "+ becomes -",
+        "0 becomes -0.1",
+        "0 becomes 0.1",
         "True becomes False",
         "2 becomes 1",
         "2 becomes 3",

@@ -47,8 +47,15 @@ _EQUIVALENT: Final = (
     ("annot/labels/marks.py", r"return .*4 \* _LONGEST.*", r"4 becomes \d", "a bound for white space"),
     ("annot/analyze/verdict.py", r"if over < _LEAST_SLOWER:", "< becomes <=", "a ratio - 1 is never 0.05"),
     ("annot/report/units.py", r'\(0, Unit\("µs".*', "0 becomes -1", "no length is negative"),
-    ("annot/analyze/verdict.py", r"if idle < _LEAST / 2:", "< becomes <=", "1 - share is never the float 0.05"),
+    ("annot/analyze/verdict.py", r"if idle < LEAST_CHANGE:", "< becomes <=", "1 - share is never the float 0.05"),
     ("annot/labels/tag.py", r'"\w+": 0xFF\w{6},', r"\d+ becomes \d+", "a color of a range"),
+    (
+        "annot/analyze/advice/gemm_causes.py",
+        r"return first_cause\(_GEMM_CAUSES, .*",
+        "0 becomes -1",
+        "a single GEMM",
+    ),
+    ("annot/analyze/advice/gemm_causes.py", r"small = .*min\(TILE\)", "min becomes max", "the tile is a square"),
 )
 
 

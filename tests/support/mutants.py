@@ -52,20 +52,45 @@ class Room:
 
 _SECONDS: Final = 6
 """CPU time of the tests that run with a mutant. What slower tests alone notice counts as survived."""
-_ADVICE: Final = ("advice", "advice_cpu", "operator_advice", "advice_evidence", "planted")
-_VERDICT: Final = ("verdict", "ranks_verdict", "operator_advice")
+_ADVICE: Final = tuple(
+    f"tests/analyze/advice/test_{name}.py"
+    for name in (
+        "advise",
+        "facts",
+        "loop",
+        "kernels",
+        "cpu",
+        "operators",
+        "gemm_causes",
+        "operator_causes",
+        "evidence",
+        "planted",
+    )
+)
+_VERDICT: Final = ("tests/analyze/test_verdict.py", "tests/analyze/test_ranks_verdict.py")
 _READ: Final = (
-    "limits", "bad_input", "native_scan", "ncu_csv", "ncu_rep", "nsys_parquet", "nsys_report", "nsys_sqlite",
+    "limits",
+    "bad_input",
+    "native_scan",
+    "ncu_csv",
+    "ncu_rep",
+    "nsys_parquet",
+    "nsys_report",
+    "nsys_sqlite",
     "nvprof_csv",
-    "nvprof_sqlite", "proton", "recording", "xplane", "xplane_bad_input",
-)  # fmt: skip
+    "nvprof_sqlite",
+    "proton",
+    "recording",
+    "xplane",
+    "xplane_bad_input",
+)
 ROOMS: Final = (
     Room(
         "annot/labels", ("tests/labels", "tests/attribution/test_name_scopes.py", "tests/attribution/test_updates.py")
     ),
     Room("annot/attribution", ("tests/attribution", "tests/analyze/test_slices.py", "tests/analyze/test_step_time.py")),
-    Room("annot/analyze/verdict.py", tuple(f"tests/analyze/test_{name}.py" for name in _VERDICT)),
-    Room("annot/analyze/advice", tuple(f"tests/analyze/test_{name}.py" for name in _ADVICE)),
+    Room("annot/analyze/verdict.py", (*_VERDICT, "tests/analyze/advice/test_operators.py")),
+    Room("annot/analyze/advice", _ADVICE),
     Room("annot/report/units.py", ("tests/report/test_units.py",)),
     Room("annot/read", tuple(f"tests/read/test_{name}.py" for name in _READ), guards=True),
 )

@@ -13,7 +13,7 @@ __all__ = ["NOTE", "Mutation", "mutations", "note_blocks"]
 NOTE: Final = "_note_block"
 """Name of the function that a module with notes calls at the beginning of each block."""
 _NEAR: Final = 0.1
-"""Relative change of a float. Tests just below and just above a threshold show it."""
+"""Relative change of a float, and change of 0.0. Tests just below and just above a threshold show it."""
 
 _SWAPS: Final[dict[type[ast.AST], tuple[type[ast.AST], str]]] = {
     before: (after, f"{old} becomes {new}")
@@ -140,8 +140,9 @@ def _changes(node: ast.AST, replace: Callable[[ast.AST], None]) -> Iterator[tupl
             for new in (number - 1, number + 1):
                 yield f"{number} becomes {new}", partial(setattr, node, "value", new)
         case ast.Constant(value=float() as number):
-            for factor in (1 - _NEAR, 1 + _NEAR):
-                yield f"{number:g} becomes {number * factor:g}", partial(setattr, node, "value", number * factor)
+            difference = _NEAR * abs(number) or _NEAR
+            for real in (number - difference, number + difference):
+                yield f"{number:g} becomes {real:g}", partial(setattr, node, "value", real)
         case ast.Attribute(attr=name) if name in _NAMES:
             yield f"{name} becomes {_NAMES[name]}", partial(setattr, node, "attr", _NAMES[name])
         case ast.Name(id=name) if name in _NAMES:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from annot.analyze.advice.operator_causes import Operator
 from annot.attribution.attribute import Attribution, attribute
+from annot.labels.tag import parse
 from annot.read.formats import load
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "computeMajor": 9, "computeMinor": 0, "numSms": 132}
@@ -46,3 +48,17 @@ class OperatorTrace:
         path = folder / "trace.json"
         path.write_text(json.dumps({"traceEvents": self._events, "deviceProperties": [*self._devices]}))
         return attribute(load(path))
+
+
+def operator(text: str, *, memory: bool = True, **facts: Any) -> Operator:
+    """Return an operator with all of the step time, which is memory-bound with 1 FLOP per byte, or compute-bound.
+
+    Args:
+        text: its label, such as ``aten mm [2,3]f32 [3,4]f32``.
+        memory: whether it is memory-bound.
+        facts: other fields of `Operator`.
+    """
+    library, name, *_ = text.split()
+    usual: dict[str, Any] = {"kernels": (), "flops": 1e6, "bytes": 1e6, "ridge": 2.0 if memory else 0.5}
+    usual |= {"roof_share": None, "processors": None, "device": "", "units": "Tensor Cores"}
+    return Operator(0, f"{library}::{name}", parse(f"{text} |op"), 1.0, **(usual | facts))

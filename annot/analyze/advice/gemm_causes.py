@@ -122,7 +122,7 @@ _LARGER: Final = (
 def _last_wave(gemm: _Gemm) -> Cause | None:
     """A last wave of thread blocks that leaves most multiprocessors of a known device idle, with a known tile."""
     processors = gemm.operator.processors
-    if not processors or not gemm.operator.tile or gemm.blocks < processors:
+    if not processors or not gemm.operator.tile:
         return None
     waves = gemm.blocks / processors
     used = waves / math.ceil(waves)
@@ -143,12 +143,11 @@ def _misaligned(gemm: _Gemm) -> Cause | None:
 
     The number of rows of activations does not count: rows are not contiguous.
     """
-    divisor = divisor_of(gemm.dtype)
-    sizes = (("N", gemm.columns), ("K", gemm.depth))
-    odd = [f"{name}={size}" for name, size in sizes if divisor and size % divisor]
+    divisor = divisor_of(gemm.dtype) or 1
+    odd = [f"{name}={size}" for name, size in (("N", gemm.columns), ("K", gemm.depth)) if size % divisor]
     if not odd:
         return None
-    if gemm.rows % (divisor or 1):
+    if gemm.rows % divisor:
         odd.insert(0, f"M={gemm.rows}")
     return Cause(
         "misaligned",

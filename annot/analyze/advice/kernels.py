@@ -41,11 +41,15 @@ def cuda_graphs(facts: Facts) -> Advice | None:
         "cuda_graphs",
         "Launch each step as a CUDA graph: the GPU waits for launches.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
-        f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
+        f"{count:,.0f} kernels, {_mean_length(facts)} on average",
         _fewer_launches(facts, _GRAPHS_OF_COMPILED),
         share,
         facts.idle_layers,
     )
+
+
+def _mean_length(facts: Facts) -> str:
+    return f"{facts.mean_kernel_ns / 1000:.1f} µs"
 
 
 def _fewer_launches(facts: Facts, code: str) -> str:
@@ -98,8 +102,7 @@ def host_bound(facts: Facts) -> Advice | None:
     share = host if not again or _fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < LEAST_SHARE:
         return None
-    count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
+    of_kernels = f" of {facts.calls(pl.col('kernel')):,.0f} kernels, {_mean_length(facts)} on average"
     waits = [
         (host, GPU_PARTS["host"].name),
         (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}"),
@@ -151,15 +154,15 @@ def batch_size(facts: Facts) -> Advice | None:
     """
     size, share = facts.batch, facts.idle["launch"]
     short = 0 < facts.mean_kernel_ns < _SHORT_NS
-    if not facts.on_device or size is None or share < LEAST_SHARE or not short or facts.engine:
+    if not facts.on_device or not size or share < LEAST_SHARE or not short or facts.engine:
         return None
     return Advice(
         "batch_size",
         "Double the batch size while it fits into memory"
         f"{', and scale the learning rate with it' if facts.has_backward else ''}.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
-        f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
-        f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
+        f"{_mean_length(facts)} on average at batch size {size}",
+        f"DataLoader(dataset, batch_size={16 * -(-size // 8)})",
         share,
     )
 

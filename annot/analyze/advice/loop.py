@@ -78,7 +78,7 @@ def _overlap_remedy(facts: Facts, calls: Collectives, operation: str) -> Text:
     if operation.startswith("broadcast") and not facts.has_backward:
         return _ANY
     rows = calls.table.filter(pl.col("operation").str.starts_with(operation), pl.col("wall_ns") > 0)
-    in_forward = rows.height > 0 and bool((rows["phase"] == "forward").all())
+    in_forward = bool((rows["phase"] == "forward").all())
     direction = "backward" if facts.has_backward and not in_forward else "forward"
     remedies = next((ways for name, ways in texts().collectives.items() if operation.startswith(name)), {})
     return remedies.get("any" if facts.has_backward is None or "any" in remedies else direction, _ANY)
@@ -127,7 +127,7 @@ def _late_steps(facts: Facts) -> pl.DataFrame:
     steps = facts.steps.select("step", "batch", "data_ns", "step_ns").sort("data_ns", descending=True)
     late = steps.filter(pl.col("data_ns") > pl.col("data_ns").mean())
     usual = _median(steps["data_ns"]) * steps.height
-    bursts = max(facts.loader.workers or (_ON_GPU if facts.loader.some else 1), 1)
+    bursts = facts.loader.workers or (_ON_GPU if facts.loader.some else 1)
     few = late.height * bursts < steps.height / 2 and usual < LEAST_SHARE * int(steps["step_ns"].sum())
     return late if few else late.clear()
 

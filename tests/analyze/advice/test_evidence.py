@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from advice_commands import commands_of
 from shared_data import shared, unpacked
-from step_rows import GEMM, Rows
 
 from annot.analyze.advice import Advice, Facts, advise
 from annot.analyze.communication import collectives_of
@@ -112,108 +111,6 @@ def test_ranges_name_the_operations_of_kernels() -> None:
     assert counts == {"all_to_all": 45, "all_reduce": 10, "all_gather": 10, "reduce_scatter": 10, "send_recv": 5}
     said = {one.rule: one for one in advise(facts.attribution, facts)}["collectives"]
     assert "in collectives (10% all_reduce, 3% all_to_all, 2% send_recv)" in said.evidence
-
-
-KERNELS = {
-    "all_reduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_gather": "ncclDevKernel_AllGather_RING_LL",
-    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "send_recv": "ncclDevKernel_SendRecv",
-    "broadcast": "ncclDevKernel_Broadcast_RING_LL", "": "ncclKernel",
-}  # fmt: skip
-
-
-def _communicating(kernel: str, *, backward: bool = True, text: str = "", forward: bool = True) -> Advice:
-    """Advice on four steps that compute for 600 ns and communicate for 300 ns."""
-    rows = Rows()
-    for step in range(4):
-        at = step * 1000
-        rows.range(f"Batch {step} |step", at, at + 1000)
-        if forward:
-            rows.range("fc Linear |fwd", at, at + 300)
-        if backward:
-            rows.range("Backward |bwd", at + 300, at + 950)
-        if text:
-            rows.range(text, at + 401, at + 410)
-        rows.work(GEMM, at + 1, at + 10, at + 610).work(kernel, at + 402, at + 650, at + 950)
-    return {one.rule: one for one in advise(attribute(rows.build()))}["collectives"]
-
-
-@pytest.mark.parametrize(
-    ("operation", "backward", "words"),
-    [
-        ("all_reduce", True, "DistributedDataParallel(model, bucket_cap_mb"),
-        ("all_reduce", False, "dist.all_reduce(x, async_op=True)"),
-        ("all_gather", True, "forward_prefetch=True"), ("all_gather", False, "dist.all_gather_into_tensor"),
-        ("reduce_scatter", True, "reshard_after_forward=False"), ("send_recv", True, "n_microbatches"),
-    ],
-)  # fmt: skip
-def test_each_operation_has_its_own_advice(operation: str, backward: bool, words: str) -> None:
-    """Buckets and the backward pass are for the gradients of a training run."""
-    said = _communicating(KERNELS[operation], backward=backward)
-    assert words in said.code
-    assert ("backward pass" in said.advice) == (operation == "all_reduce" and backward)
-    assert f"is exposed communication in {operation}" in said.evidence
-
-
-def test_operations_without_specific_advice() -> None:
-    """An all-to-all is not told about gradients, and an unnamed collective only which rank is late."""
-    exchange = _communicating(KERNELS["send_recv"], text="nccl:all_to_all")
-    assert "all_to_all_single" in exchange.code
-    assert "backward" not in exchange.advice
-    for said in (_communicating(KERNELS[""]), _communicating(KERNELS["all_reduce"], backward=False, forward=False)):
-        assert said.advice == "Find the rank that the others wait for, and communicate less often."
-        assert said.code.splitlines() == [said.code]
-    assert "broadcast_buffers" not in _communicating(KERNELS["broadcast"]).code
-
-
-def _loading(meta: dict[str, object] | None = None, *, waits: tuple[int, ...] = (800,) * 8, text: str = "") -> Advice:
-    """Advice on eight steps that wait for data and then compute for 200 ns."""
-    rows, at = Rows(), 0
-    for step, wait in enumerate(waits):
-        rows.range(text or "Data |data", at, at + wait)
-        rows.range(f"Batch {step % 4} |step", at + wait, at + wait + 200)
-        rows.range("fc Linear |fwd", at + wait, at + wait + 200)
-        at += wait + 200
-    process = {"process": 1, "pid": 1, "name": "", "cpu": {"threads": 2, "cores": 8}} | (meta or {})
-    said = {one.rule: one for one in advise(attribute(rows.build(processes=[process])))}
-    return said["late_batches" if "late_batches" in said else "data_loading"]
-
-
-def _marked(**facts: int) -> dict[str, object]:
-    return {"loaders": [{"workers": 0, "persistent": 0, "pinned": 0} | facts]}
-
-
-def test_workers_that_are_not_seen_may_exist() -> None:
-    """Advice depends on what the profile shows of the loader."""
-    unknown = _loading()
-    assert unknown.evidence.endswith("the profile does not show whether worker processes load the data")
-    assert "or in more of them if the loader has some" in unknown.advice
-    none = _loading(_marked())
-    assert none.evidence.endswith("; the process itself loads the data")
-    assert none.advice.startswith("Load data in worker processes,")
-    more = _loading(_marked(workers=3))
-    assert more.evidence.endswith("; 3 DataLoader workers load the data")
-    assert more.advice == "Load data in more worker processes."
-    enough = _loading(_marked(workers=8))
-    assert enough.advice.startswith("Make loading cheaper")
-    several = _loading(text="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    assert several.evidence.endswith("; worker processes of the DataLoader load the data")
-    assert several.advice.startswith("Load data in more worker processes, or")
-
-
-def test_one_late_batch_is_one_late_batch() -> None:
-    """A single long wait is not spread over all steps, and more workers do not shorten it."""
-    late = (0, 0, 0, 0, 0, 600, 0, 0)
-    one = _loading(_marked(), waits=late)
-    assert "1 of 8 batches is late" in one.advice
-    assert "0 ns in the median of 8 steps and 600 ns before step 5" in one.evidence
-    assert "DataLoader(" not in one.code
-    assert "batches" not in _loading(_marked(), waits=(100,) * 7 + (600,)).advice  # all batches are slow
-    burst = _loading(_marked(workers=4), waits=(0, 0, 0, 600) * 2)  # four workers deliver at once
-    assert burst.advice == "Load data in more worker processes."
-    epochs = _loading(_marked(workers=1), waits=(600, 0, 0, 0, 600, 0, 0, 0))
-    assert epochs.advice.startswith("Keep the worker processes of the DataLoader between epochs: 2 of 8")
-    kept = _loading(_marked(workers=1, persistent=1), waits=(600, 0, 0, 0, 600, 0, 0, 0))
-    assert "persistent_workers" not in kept.code
 
 
 @pytest.mark.parametrize("name", sorted({*SPEAKS.values(), *SILENT.values()}))

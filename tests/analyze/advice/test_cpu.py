@@ -221,3 +221,147 @@ def test_a_waiting_process_is_no_straggler() -> None:
     """Ranks are compared by the time in which they compute, which a wait is no part of."""
     found = _said(_profile(499_000, slow=2, wait=100_000))["stragglers"]
     assert found.evidence == "Process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "ranks", "advised", "saves"),
+    [
+        (2, 2, 1, None, 0), (2, 4, 2, None, 0), (1, 1, 1, None, 0),
+        (1, 2, 1, 2, 0.5), (1, 4, 2, 2, 0.5), (3, 4, 1, 4, 0.25), (1, 3, 2, None, 0),
+        (3, 2, 1, 2, 1), (3, 4, 2, 2, 1), (1, 1, 2, 1, 1),
+    ],
+)  # fmt: skip
+def test_each_rank_has_as_many_threads_as_its_share_of_the_cores(
+    threads: int, cores: int, ranks: int, advised: int | None, saves: float
+) -> None:
+    """More threads slow the exchange between ranks, too, and fewer the computation only."""
+    profile = _profile(599_000, wait=400_000, cpu={"threads": threads, "cores": cores, "ranks": ranks})
+    said = _said(profile).get("threads")
+    assert (said is not None) == (advised is not None)
+    if said is not None:
+        assert said.code.startswith(f"torch.set_num_threads({advised})")
+        assert said.saves == pytest.approx(0.6 * saves if threads < (advised or 0) else 1)
+        of_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
+        counts = f"{threads} thread{'s' * (threads > 1)}{of_rank} on {cores} core{'s' * (cores > 1)}"
+        assert said.evidence.startswith(f"PyTorch computes with {counts}, and forward")
+
+
+@pytest.mark.parametrize(("unknown", "advised"), [("threads", False), ("cores", False), ("ranks", True)])
+def test_threads_and_cores_need_to_be_known(unknown: str, advised: bool) -> None:
+    facts = {"threads": 1, "cores": 4, "ranks": 1}
+    del facts[unknown]
+    assert ("threads" in _said(_profile(cpu=facts))) == advised
+
+
+@pytest.mark.parametrize(
+    ("label", "saves", "of"),
+    [
+        ("Adam params=1000", 0.9, "Adam with 1,000 parameters"), ("AdamW params=1000,24", 0.9, "AdamW with 1,024"),
+        ("SGD", 0.7, "SGD without"), ("Adam params=many", 0.9, "Adam without"), ("Adagrad params=1000", None, ""),
+        ("Adam fused=True params=1000", None, ""),
+    ],
+)  # fmt: skip
+def test_fused_optimizers_save_what_was_measured(label: str, saves: float | None, of: str) -> None:
+    rows = Rows()
+    for step in range(4):
+        at = 1_000_000 * step
+        rows.range(f"Batch {step} |step", at, at + 1_000_000).range("fc Linear |fwd", at, at + 500_000)
+        rows.range(f"Optimizer {label} |opt", at + 500_000, at + 1_000_000)
+    said = _said(rows.build(processes=[{"process": 1, "pid": 1, "name": "", "cpu": CPU}])).get("optimizer")
+    assert (said is not None) == (saves is not None)
+    if said is not None and saves is not None:
+        assert said.saves == pytest.approx(0.5 * saves)
+        assert f"50% of step time is spent in steps of {of}" in said.evidence
+        assert said.code == f"torch.optim.{label.split()[0]}(model.parameters(), ..., fused=True)"
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [(5000, "0% in other ranges, 50% outside any range"), (4999, "50% outside any range"),
+     (495_000, "50% in other ranges, 0% outside any range"), (495_001, "50% in other ranges")],
+)  # fmt: skip
+def test_time_outside_phases_is_in_other_ranges_or_in_none(inside: int, words: str) -> None:
+    """A part of less than 0.5 % is not named."""
+    rows = Rows()
+    for step in range(4):
+        at = 1_000_000 * step
+        rows.range(f"Batch {step} |step", at, at + 1_000_000).range("fc Linear |fwd", at, at + 500_000)
+        rows.range("metrics", at + 500_000, at + 500_000 + inside)
+    said = _said(rows.build())["outside_phases"]
+    assert said.evidence == f"50% of step time lies outside these phases: {words}"
+    assert said.saves == pytest.approx(0.5)
+
+
+def _layers(texts: dict[str, int]) -> dict[str, Advice]:
+    """Advice on four steps of layers: label and length (ns)."""
+    rows, at = Rows(), 0
+    for step in range(4):
+        begin = at
+        for text, length in texts.items():
+            rows.range(f"{text} |fwd", at, at + length)
+            at += length
+        rows.range(f"Batch {step} |step", begin, at)
+    return _said(rows.build())
+
+
+@pytest.mark.parametrize(
+    ("rule", "label", "saves"),
+    [("double_precision", "Linear [64,1024]f64 out=64", 0.5), ("fusion", "ReLU [64,1024]f32", 1.0)],
+)
+def test_the_longest_five_layers_are_named(rule: str, label: str, saves: float) -> None:
+    others = {"fc Linear [64,1024]f32 out=64": 700_000}
+    said = _layers({f"net.{number} {label}": 50_000 - number for number in range(6)} | others)[rule]
+    assert said.layers == [f"net.{number}" for number in range(5)]
+    share = sum(50_000 - number for number in range(6)) / (sum(50_000 - number for number in range(6)) + 700_000)
+    assert said.saves == pytest.approx(share * saves)
+
+
+def test_layers_of_one_call_in_double_precision_do_not_count() -> None:
+    rows = Rows()
+    for step, dtype in enumerate(("f64", "f64", "f32")):
+        rows.range(f"fc Linear [64,1024]{dtype} out=64 |fwd", 1000 * step, 1000 * step + 900)
+    assert "double_precision" not in _said(rows.build())
+    assert "double_precision" in _said(Rows().range("fc Linear [64,1024]f64 out=64 |fwd", 0, 900).build())
+
+
+def test_the_evidence_of_fusion_names_four_modules() -> None:
+    names = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")
+    said = _layers({f"net.{number} {name} [64,1024]f32": 90_000 - number for number, name in enumerate(names)})[
+        "fusion"
+    ]
+    assert said.evidence == (
+        "100% of step time is spent in 5 layers with less than 1 FLOP per byte (ReLU, GELU, SiLU, Tanh)"
+    )
+
+
+def test_short_calls_are_those_of_layers_in_a_step() -> None:
+    """Short calls of two layers: 12 of 10 µs and 6 of 20 µs; the batch of the labels is doubled."""
+    rows, at = Rows(), 0
+    for step in range(4):
+        begin = at
+        for layer, count, length in (("a", 12, 10_000), ("b", 6, 20_000), ("c", 1, 260_000)):
+            for _ in range(count):
+                rows.range(f"{layer} Linear [32,8]f32 out=8 |fwd", at, at + length)
+                at += length
+        rows.range("train", at, at + 500_000).range(f"Batch {step} |step", begin, at + 500_000)
+        at += 500_000
+    said = _said(rows.build())["small_layers"]
+    assert said.evidence.startswith("24% of step time is spent in 18 short calls of layers per step. Each takes 13 µs")
+    assert said.saves == pytest.approx(0.24)
+    assert set(said.layers) == {"a", "b"}
+    assert said.code.endswith("DataLoader(dataset, batch_size=64)      # 32 now")
+
+
+def test_own_code_of_the_model_is_named_without_a_layer() -> None:
+    """With the place of its class in the source, if it is known."""
+    rows = Rows()
+    for step in range(4):
+        at = 1_000_000 * step
+        rows.range(f"Batch {step} |step", at, at + 1_000_000)
+        rows.range("Forward Net |fwd", at, at + 900_000).range("fc Linear |fwd", at, at + 500_000)
+    said = _said(rows.build())["own_code"]
+    assert said.evidence == "40% of step time is spent in (model) Net itself, outside its submodules"
+    assert (said.advice, said.layers) == ("Find the slow operation in Net.forward.", [])
+    assert said.saves == pytest.approx(0.4)
+    placed = _said(rows.build(sources={"Net": "model.py:12"}))["own_code"]
+    assert placed.evidence == f"{said.evidence} (model.py:12)"

@@ -205,15 +205,15 @@ def test_experts(tokens: int, chosen: int, cause: str, tmp_path: Path) -> None:
     assert words in said.evidence
 
 
-@pytest.mark.parametrize(("us", "advised"), [(110, True), (90, False)])
+@pytest.mark.parametrize(("us", "advised"), [(100, True), (99, False)])
 def test_a_tenth_of_the_step(us: int, advised: bool, tmp_path: Path) -> None:
-    """An operator with 11 % of the run is worth advice, one with 9 % is not."""
+    """An operator with 10 % of the run is worth advice, one with 9.9 % is not."""
     trace = OperatorTrace().op("aten::mm", [4096, 4096], [4096, 4096], us=1000 - us)
     trace.op("aten::mm", [4096, 4097], [4097, 4096], us=us)
     said = _said(trace, tmp_path)
     assert set(said) == ({"gemm_shape"} if advised else set())
     if advised:
-        evidence = "11% of the run goes to aten::mm [4096,4097]bf16 x [4097,4096]bf16: K=4097 is not a multiple of 8"
+        evidence = "10% of the run goes to aten::mm [4096,4097]bf16 x [4097,4096]bf16: K=4097 is not a multiple of 8"
         assert said["gemm_shape"].evidence.startswith(evidence)
 
 
@@ -258,12 +258,12 @@ def test_attention_in_eager_operations(
 
 @pytest.mark.parametrize(
     ("device", "kernel", "us", "speaks"),
-    [(H100, FLASH2, 60, True), (H100, FLASH2, 40, False), (H100, FLASH3, 60, False), (A100, FLASH2, 60, False)],
+    [(H100, FLASH2, 50, True), (H100, FLASH2, 49, False), (H100, FLASH3, 60, False), (A100, FLASH2, 60, False)],
 )
 def test_an_older_kernel_on_a_newer_device(
     device: dict[str, Any], kernel: str, us: int, speaks: bool, tmp_path: Path
 ) -> None:
-    """FlashAttention-2 with 6 % of the run is slow on Hopper. On Ampere it is the newest."""
+    """FlashAttention-2 with 5 % of the run is slow on Hopper. On Ampere it is the newest."""
     shape = [8, 16, 2048, 64]
     trace = OperatorTrace(device).op("aten::scaled_dot_product_attention", shape, shape, shape, kernel=kernel, us=us)
     trace.op("aten::mm", [4096, 4096], [4096, 4096], us=1000 - us)
@@ -272,7 +272,7 @@ def test_an_older_kernel_on_a_newer_device(
 
 @pytest.mark.parametrize(
     ("weights", "us", "speaks"),
-    [([8, 512, 256], 110, True), ([8, 512, 256], 90, False), ([8, 512, 200], 110, False), ([32000, 512], 110, False)],
+    [([8, 512, 256], 100, True), ([8, 512, 256], 99, False), ([8, 512, 200], 110, False), ([32000, 512], 110, False)],
 )
 def test_weights_of_experts_by_index(weights: list[int], us: int, speaks: bool, tmp_path: Path) -> None:
     """An index on matrices that are multiplied then copies weights. An embedding does not."""
@@ -282,7 +282,7 @@ def test_weights_of_experts_by_index(weights: list[int], us: int, speaks: bool, 
     said = _said(trace, tmp_path)
     assert ("gathered_weights" in said) == speaks
     if speaks:
-        assert "11% of the run goes to aten::index [8,512,256]bf16" in said["gathered_weights"].evidence
+        assert "10% of the run goes to aten::index [8,512,256]bf16" in said["gathered_weights"].evidence
 
 
 PLANTED = {
@@ -373,8 +373,8 @@ def test_gradients_of_embeddings(rows: int, cause: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "us", "kernel", "rule"),
     [
-        ("aten::cat", 110, NO_NAME, "concatenations"),
-        ("aten::cat", 90, NO_NAME, ""),
+        ("aten::cat", 100, NO_NAME, "concatenations"),
+        ("aten::cat", 99, NO_NAME, ""),
         ("aten::clone", 110, NO_NAME, "tensor_copies"),
         ("aten::to", 110, NO_NAME, "casts"),
         ("aten::to", 110, "Memcpy HtoD (Pinned -> Device)", ""),
@@ -383,7 +383,7 @@ def test_gradients_of_embeddings(rows: int, cause: str, tmp_path: Path) -> None:
     ],
 )
 def test_copies(name: str, us: int, kernel: str, rule: str, tmp_path: Path) -> None:
-    """Copies on the device with 11 % of the run are worth advice, those with 9 % or of the host are not."""
+    """Copies on the device with 10 % of the run are worth advice, those with less or of the host are not."""
     matrix = [4096, 4096]
     trace = OperatorTrace().op("aten::mm", matrix, matrix, us=500).op(name, matrix, us=us, kernel=kernel)
     if kernel.startswith("Memcpy"):
@@ -399,3 +399,107 @@ def test_copies_of_a_serving_engine(tmp_path: Path) -> None:
     assert "concatenations" in _said(trace, tmp_path)
     trace._add("user_annotation", "step[DECODE bs=32]", ts=0, dur=200)
     assert "concatenations" not in _said(trace, tmp_path)
+
+
+@pytest.mark.parametrize(("second", "speaks"), [(25, True), (24, False)])
+def test_shapes_with_the_same_cause_count_together(second: int, speaks: bool, tmp_path: Path) -> None:
+    """An operator with less than 2.5 % of the run does not count."""
+    trace = OperatorTrace().op("aten::mm", [4096, 4096], [4096, 4096], us=924 - second)
+    trace.op("aten::mm", [4096, 4097], [4097, 4096], us=76).op("aten::mm", [4096, 4098], [4098, 4096], us=second)
+    said = _said(trace, tmp_path).get("gemm_shape")
+    assert (said is not None) == speaks
+    if said is not None:
+        shapes = "[4096,4097]bf16 x [4097,4096]bf16"
+        assert said.evidence.startswith(f"8% of the run goes to aten::mm {shapes} (10% with 1 other shape): K=4097 ")
+        assert said.saves == pytest.approx(0.101)
+        assert said.layers == []
+
+
+def test_the_cause_with_the_most_time_is_named(tmp_path: Path) -> None:
+    """Two shapes that are misaligned take more time than one vector; their number is in the evidence."""
+    trace = (
+        OperatorTrace().op("aten::mm", [4096, 4096], [4096, 4096], us=300).op("aten::mv", [4096, 4096], [4096], us=250)
+    )
+    trace.op("aten::mm", [4096, 4097], [4097, 4096], us=200).op("aten::mm", [4096, 4098], [4098, 4096], us=150)
+    said = _said(trace.op("aten::mm", [4096, 4099], [4099, 4096], us=100), tmp_path)["gemm_shape"]
+    assert said.evidence.startswith(
+        "20% of the run goes to aten::mm [4096,4097]bf16 x [4097,4096]bf16 (45% with 2 other shapes): K"
+    )
+
+
+def test_the_saving_of_a_cause_is_that_of_its_operators(tmp_path: Path) -> None:
+    """29 of 132 multiprocessors are busy for half of the run."""
+    trace = OperatorTrace(H100).op("aten::mm", [128, 8192], [8192, 128 * 29], kernel=TILED, us=1000)
+    said = _said(trace.op("mystery", us=1000), tmp_path)["gemm_shape"]
+    assert said.saves == pytest.approx(0.5 * (1 - 29 / 132))
+
+
+def test_an_older_kernel_takes_at_most_twice_as_long(tmp_path: Path) -> None:
+    shape = [8, 16, 2048, 64]
+    trace = OperatorTrace(H100).op("aten::scaled_dot_product_attention", shape, shape, shape, kernel=FLASH2, us=400)
+    said = _said(trace.op("mystery", us=600), tmp_path)["older_attention"]
+    assert said.saves == pytest.approx(0.2)
+    assert said.evidence == (
+        "40% of the run is spent in attention kernels of FlashAttention-2 on NVIDIA H100 80GB HBM3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "newer"),
+    [
+        ({"name": "NVIDIA X", "computeMajor": 9}, True), ({"name": "NVIDIA X", "computeMajor": 8}, False),
+        ({"name": "AMD X", "computeMajor": 9}, False), ({"name": "NVIDIA X"}, False), ({"name": "GH200"}, True),
+        ({"name": "NVIDIA H800"}, True), ({"name": "NVIDIA A800"}, False), ({"name": "NVIDIA B200"}, True),
+    ],
+)  # fmt: skip
+def test_newer_devices_are_hopper_and_later(device: dict[str, Any], newer: bool, tmp_path: Path) -> None:
+    shape = [8, 16, 2048, 64]
+    trace = OperatorTrace({"id": 0, **device})
+    trace.op("aten::scaled_dot_product_attention", shape, shape, shape, kernel=FLASH2)
+    assert ("older_attention" in _said(trace, tmp_path)) == newer
+
+
+def test_kernels_of_few_queries_are_not_older(tmp_path: Path) -> None:
+    """They read keys and values as fast as newer kernels."""
+    shapes, values = [[8, 16, 1, 64], [8, 16, 2048, 64], [8, 16, 2048, 64]], ["", "", "", "0.", "True"]
+    name = "aten::_scaled_dot_product_flash_attention"
+    trace = OperatorTrace(H100).op(name, *shapes, kernel=FLASH2, values=values)
+    assert "older_attention" not in _said(trace, tmp_path)
+
+
+def test_copies_of_one_kind_count_together(tmp_path: Path) -> None:
+    matrix = [4096, 4096]
+    trace = OperatorTrace().op("aten::mm", matrix, matrix, us=900).op("aten::cat", [64, 64], us=40)
+    said = _said(trace.op("aten::stack", matrix, us=60), tmp_path)["concatenations"]
+    assert said.saves == pytest.approx(0.1)
+    assert said.evidence == (
+        "10% of the run goes to concatenations, which copy each input, of which 6% to aten::stack [4096,4096]bf16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("types", "rule"), [(("float", "c10::BFloat16"), "casts"), (("float", "float"), "tensor_copies")]
+)
+def test_copies_between_dtypes_are_casts(types: tuple[str, str], rule: str, tmp_path: Path) -> None:
+    trace = OperatorTrace().op("aten::copy_", [4096, 4096], [4096, 4096])
+    trace._events[0]["args"]["Input type"] = [*types]
+    assert {"casts", "tensor_copies"} & _said(trace, tmp_path).keys() == {rule}
+
+
+@pytest.mark.parametrize(
+    ("weights", "operand", "speaks"),
+    [
+        ([8, 512, 256], [64, 512, 256], True), ([8, 256, 512], [64, 512, 256], True),
+        ([8, 512, 1], [64, 512, 1], False),
+        ([8, 512, 2], [64, 512, 2], True), ([512, 256], [512, 256], False),
+    ],
+)  # fmt: skip
+def test_gathered_weights_have_the_sizes_of_an_operand(
+    weights: list[int], operand: list[int], speaks: bool, tmp_path: Path
+) -> None:
+    """Matrices have at least two rows and columns, and a batch."""
+    trace = OperatorTrace().op("aten::gather", weights, us=300).op("aten::matmul", [64, 1, 512], operand, us=700)
+    said = _said(trace, tmp_path)
+    assert ("gathered_weights" in said) == speaks
+    if speaks:
+        assert said["gathered_weights"].saves == pytest.approx(0.3)
