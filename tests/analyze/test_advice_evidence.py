@@ -165,6 +165,16 @@ def test_operations_without_specific_advice() -> None:
     assert "broadcast_buffers" not in _communicating(KERNELS["broadcast"]).code
 
 
+def test_broadcasts_in_the_forward_of_a_training_send_buffers() -> None:
+    """Only a training broadcasts buffers in its forward: an inference broadcasts something else."""
+    in_forward = {
+        backward: _communicating(KERNELS["broadcast"], backward=backward, text="fc Linear |fwd").code
+        for backward in (True, False)
+    }
+    assert "broadcast_buffers=False" in in_forward[True]
+    assert "broadcast_buffers" not in in_forward[False]
+
+
 def _loading(meta: dict[str, object] | None = None, *, waits: tuple[int, ...] = (800,) * 8, text: str = "") -> Advice:
     """Advice on eight steps that wait for data and then compute for 200 ns."""
     rows, at = Rows(), 0
