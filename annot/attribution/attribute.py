@@ -134,35 +134,16 @@ class Attribution:
     source: Source | None = None
     of_steps: Callable[[slice], Attribution] | None = None
 
-    def ranges(self) -> pl.DataFrame:
-        """Return a row per range of the tree. A parent comes before its children.
-
-        The ranges of threads come first, then the ranges of processes. The columns are id, process, thread, start, end
-        (ns), parent (row in this table, null at the top), depth, domain, text, layer, module, phase, shapes, number,
-        host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels, copies (of this range only), gpu_by_time_ns
-        (the part of gpu_self_ns launched on other threads).
-        """
-        parent = pl.when(pl.col("parent") != column_ops.NONE).then("parent").cast(pl.Int64)
-        rows = self._labelled(self.forest.tree).with_columns(parent.alias("parent"), _depths(self.forest))
-        return rows.hstack(self.range_times())
-
     def range_times(self) -> pl.DataFrame:
-        """Return the last columns of `ranges`, from host_ns on."""
+        """Return a row per range of the tree.
+
+        The columns are host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels, copies (of this range only),
+        gpu_by_time_ns (the part of gpu_self_ns launched on other threads).
+        """
         tree, own = self.forest.tree, self.range_work().cast(dict.fromkeys(("kernels", "copies"), pl.UInt32))
         length = (tree["end"] - tree["start"]).alias("host_ns")
         inclusive = column_ops.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
         return pl.DataFrame([length, self_times(self.forest), inclusive, *own.get_columns()])
-
-    def crossing_ranges(self) -> pl.DataFrame:
-        """Return the crossing ranges: the columns of `ranges` without parent, depth, self times and counts."""
-        crossing = self.forest.crossing
-        length = (crossing["end"] - crossing["start"]).alias("host_ns")
-        return self._labelled(crossing).with_columns(length, self.crossing_gpu_ns.alias("gpu_ns"))
-
-    def _labelled(self, ranges: pl.DataFrame) -> pl.DataFrame:
-        labels = self.forest.labels.select("domain", "text", "layer", "module", "phase", "shapes", "number")
-        threads = self.forest.threads.table.select("process", "thread")[ranges["thread"]]
-        return pl.concat([ranges.drop("thread", "label"), threads, labels[ranges["label"]]], how="horizontal")
 
 
 def attribute(
@@ -367,16 +348,6 @@ def self_times(forest: Forest) -> pl.Series:
     if again.height:  # a copy of all ranges
         outside = outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"])
     return outside.alias("host_self_ns")
-
-
-def _depths(forest: Forest) -> pl.Series:
-    """Return the number of ranges around each range."""
-    thread_ranges = forest.tree.head(forest.thread_range_count)
-    _, depth = column_ops.parents(thread_ranges["thread"], thread_ranges["end"])
-    depths = depth.to_list() if forest.thread_range_count < forest.tree.height else []
-    for parent in forest.tree["parent"].slice(forest.thread_range_count):
-        depths.append(0 if parent == column_ops.NONE else depths[parent] + 1)
-    return pl.Series("depth", depths, pl.Int32) if depths else depth.alias("depth")
 
 
 _HOST_TIMES: Final = {

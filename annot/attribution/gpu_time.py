@@ -256,7 +256,7 @@ class Attributor:
         owner, step, cell = self._launches.get(process, work["correlation"])
         captured = bool("origin_start" in work.columns and work["origin_start"].count())
         if captured:  # a GPU activity with an unknown launch is in the step of its origin
-            of_origin = self._launches.steps.at(process, work["origin_start"].fill_null(0))
+            of_origin = self._launches.steps.at(process, work["origin_start"])
             unlaunched = owner.is_null() & work["origin_start"].is_not_null()
             step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
@@ -344,10 +344,8 @@ class _Origins:
 
     def ranges(self, placed: pl.DataFrame) -> pl.Series:
         """Return the row in the tree of the innermost range around each origin, null outside any range."""
-        instant = placed["origin_start"].fill_null(0)
-        owner = self._tree.owners(self._forest.threads.codes(placed["origin_thread"]), instant, instant)
-        has_range = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
-        return pl.select(pl.when(has_range).then(owner)).to_series()
+        thread, instant = self._forest.threads.codes(placed["origin_thread"]), placed["origin_start"]
+        return column_ops.known(self._tree.owners(thread, instant, instant))
 
     def paths(self, ranges: pl.Series) -> pl.Series:
         """Return the node of the path of each range."""

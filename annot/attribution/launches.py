@@ -8,6 +8,7 @@ started last on any thread. If several ranges are innermost, the result is a gue
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -127,7 +128,7 @@ class Launches:
         self._processes = Numbers()
         self._processes.of(forest.threads.table.sort("process_code")["process"])
         self._step_cells = Numbers()
-        self._reached: int | None = None
+        self._reached = -math.inf
         self.in_order = True
         """Whether the earliest of the calls with one correlation id was added first."""
         self.crossing = CrossingRanges(forest.crossing)
@@ -155,8 +156,8 @@ class Launches:
             owner = pl.select(pl.when(inside).then(owner).otherwise(LEFT_OUT).cast(pl.Int32)).to_series()
         cell = self.crossing.cells(thread, start, end)
         again = self._table.put(process, calls["correlation"], owner, self._step_cells.of(pair(step, cell + 1)))
-        self.in_order &= not again or self._reached is None or start[0] >= self._reached
-        self._reached = max(start[-1], start[-1] if self._reached is None else self._reached)
+        self.in_order &= not again or start[0] >= self._reached
+        self._reached = max(start[-1], self._reached)
 
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
         """Return the owner, the step and the cell of the launch of each id in a process (code). All are Int32.

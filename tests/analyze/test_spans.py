@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import polars as pl
 import pytest
+from range_tables import ranges_of
 from shared_data import unpacked
 from sqlite_profile import training
 from tables import ENGINE, Rows
@@ -70,7 +71,7 @@ def test_spans_of_real_profiles_add_up_to_the_layer_table(name, tmp_path):
 def test_a_span_is_the_work_launched_in_a_range(name, tmp_path):
     """Where nothing comes between, the spans are those of the ranges on the host, each with all that was launched."""
     attribution = attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path)))
-    ranges = attribution.ranges()
+    ranges = ranges_of(attribution)
     forest = attribution.forest
     names, parents = forest.layers_of_nodes()[forest.tree["path"]].rows(), ranges["parent"].to_list()
     work = defaultdict(list)
@@ -178,7 +179,7 @@ def test_a_profile_of_the_host_has_its_ranges(tmp_path):
     found = spans(attribution)
     nested(found.rows)
     assert not found.on_device
-    expected = attribution.ranges().select(*KEY, "start", "end").rows()
+    expected = ranges_of(attribution).select(*KEY, "start", "end").rows()
     assert sorted(found.rows.select(*KEY, "start", "end").rows()) == sorted(expected)
 
 

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from polars.testing import assert_frame_equal, assert_series_equal
+from native_twins import i32, i64, same_both_ways
 from random_inputs import examples
 
-from annot.attribution import column_ops, gpu_time
+from annot.attribution import column_ops
 from annot.native import tables
 
 native = tables()
@@ -21,32 +21,6 @@ pytestmark = pytest.mark.skipif(native is None, reason="annot.native._tables is 
 
 SEEDS = st.integers(0, 2**32)
 TIME = 2**62
-
-
-def i32(values: list[Any]) -> pl.Series:
-    return pl.Series(values, dtype=pl.Int32)
-
-
-def i64(values: list[Any]) -> pl.Series:
-    return pl.Series(values, dtype=pl.Int64)
-
-
-def same_both_ways(ask: Callable[[], Any]) -> Any:
-    """Assert that both implementations answer alike, and return the answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANNOT_DISABLE_NATIVE", "1")
-        expected = ask()
-        patch.delenv("ANNOT_DISABLE_NATIVE")
-        found = ask()
-    results = [part if isinstance(part, tuple) else (part,) for part in (found, expected)]
-    for mine, other in zip(*results, strict=True):
-        if isinstance(mine, pl.Series):
-            assert_series_equal(mine, other)
-        elif isinstance(mine, pl.DataFrame):
-            assert_frame_equal(mine, other)
-        else:
-            assert mine == other
-    return found
 
 
 def chunked(series: pl.Series, chance: random.Random) -> pl.Series:
@@ -215,38 +189,6 @@ def test_sums(seed: int) -> None:
         return sums.result()
 
     same_both_ways(ask)
-
-
-def busy(parent: pl.Series, key: pl.Series, chance: random.Random) -> tuple[Any, ...]:
-    union, found, now = gpu_time.Busy(parent, key), [], chance.choice([0, -(2**61)])
-    for _ in range(3):
-        count = chance.choice([0, 1, 25])
-        starts = [now := now + chance.choice([0, 1, 5]) for _ in range(count)]
-        ends = [start + chance.choice([-1, 0, 3, 12]) for start in starts]
-        node = i32([chance.randrange(-1, len(parent)) for _ in starts])
-        found.append(union.add(node, i32([chance.choice([0, 1, -4]) for _ in starts]), i64(starts), i64(ends)))
-    return *found, union.result()
-
-
-@settings(max_examples=examples(250), deadline=None)
-@given(SEEDS)
-def test_busy(seed: int) -> None:
-    chance = random.Random(seed)
-    *_, parent = Ranges(chance).nesting(chance)
-    kinds = chance.choice([1, 4, 40])  # so many keys have several nodes
-    _, parent, key = column_ops.paths(parent, i32([chance.randrange(kinds) for _ in parent]))
-    *ascending, result = same_both_ways(lambda: busy(parent, key, random.Random(seed)))
-    assert all(ascending)
-    assert result.is_empty() or (result["busy_ns"] >= 0).all()
-
-
-def test_busy_says_when_the_starts_do_not_ascend() -> None:
-    def ask() -> tuple[bool, ...]:
-        union = gpu_time.Busy(i32([-1]), i32([0]))
-        one = i32([0])
-        return tuple(union.add(one, one, i64([start]), i64([start + 1])) for start in (5, 5, 4))
-
-    assert same_both_ways(ask) == (True, True, False)
 
 
 WRONG = {

@@ -14,6 +14,7 @@ from forked import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
@@ -233,6 +234,6 @@ def test_hooks_of_the_installed_pytorch(tmp_path: Path) -> None:
     assert {(layer, phase, 1) for layer in ("", "0", "1") for phase in ("forward", "backward")} <= rows
     for hook in ("pre_forward (1)", "pre_backward (1)", "post_backward_reduce (1)"):
         assert f"FSDP::{hook}" in texts
-    inside = attribution.ranges().with_row_index("row")
+    inside = ranges_of(attribution).with_row_index("row")
     layer = inside.join(inside.filter(layer="1", phase="backward").select(parent="row"), on="parent", how="semi")
     assert any(text.startswith("autograd::engine::evaluate_function: Addmm") for text in layer["text"])

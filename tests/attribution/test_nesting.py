@@ -6,13 +6,18 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import column_ops
 from annot.attribution.attribute import attribute
 from annot.attribution.column_ops import innermost_around, spans_of
 from annot.attribution.ingest import overlap
-from annot.attribution.nesting import in_order, nest
+from annot.attribution.layer_tables import by_layer
+from annot.attribution.nesting import Nodes, in_order, nest
 
 PUSHED, STARTED = {"started": False}, {"started": True}
 OURS, OTHERS = {"ours": True}, {"ours": False}
@@ -110,7 +115,7 @@ def test_of_equal_ranges_of_a_process_the_inner_layer_is_the_child(ids: tuple[in
     rows = Rows()
     for layer, number in zip(("net/a/conv", "net", "net/a"), ids, strict=True):
         rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
-    ranges = attribute(rows.build()).ranges()
+    ranges = ranges_of(attribute(rows.build()))
     assert ranges["layer"].to_list() == ["net", "net/a", "net/a/conv"]
     assert ranges["parent"].to_list() == [None, 0, 1]
 
@@ -121,6 +126,71 @@ def test_equal_ranges_of_a_process_are_in_order_of_their_ids() -> None:
     for layer, number in (("net", 8), ("net", 2), ("net/a", 1), ("net", 5)):
         rows.range(f"{layer} Layer |fwd", 0, 10, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=number)
     rows.range("net Layer |fwd", 0, 11, MAIN, end_thread=ENGINE, domain="annot", kind="start", id=9)
-    ranges = attribute(rows.build()).ranges()
+    ranges = ranges_of(attribute(rows.build()))
     assert ranges["id"].to_list() == [9, 2, 5, 8, 1]
     assert ranges["parent"].to_list() == [None, None, None, None, 3]
+
+
+tries = st.lists(st.tuples(st.integers(0, 8), st.integers(-1, 2)), max_size=9)
+
+
+@settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
+@given(tries)
+def test_nodes_by_brute_force(rows: list[tuple[int, int]]) -> None:
+    """Chains, ancestors up to a node, and nodes outside others of their group."""
+    nodes = Nodes()
+    for above, key in rows:
+        nodes.extend(min(above, len(nodes)) - 1, [key, key + 10] if key == 0 else [key])
+    assert len(set(zip(nodes.parents, nodes.keys, strict=True))) == len(nodes)
+    chains: list[list[int]] = []
+    for node, parent in enumerate(nodes.parents):
+        assert parent < node
+        chains.append([*(chains[parent] if parent >= 0 else []), node])
+    groups = [key if key != 10 else -1 for key in nodes.keys]
+    outermost = nodes.outermost(groups)
+    for node, chain in enumerate(chains):
+        assert nodes.chain(node) == [nodes.keys[around] for around in chain]
+        assert nodes.up(node, -1) == chain[::-1]
+        for number, outer in enumerate(chain):
+            assert nodes.up(node, outer) == chain[:number:-1]
+        inside = groups[node] in [groups[around] for around in chain[:-1]]
+        assert outermost[node] == (groups[node] != -1 and not inside)
+        assert nodes.extend(-1, nodes.chain(node)) == node
+    assert [column.to_list() for column in nodes.columns()] == [nodes.parents, nodes.keys]
+    assert Nodes.of(*nodes.columns()).extend(-1, [77]) == len(nodes)
+
+
+def layers(rows: Rows) -> dict[tuple[str, str], int]:
+    table = by_layer(attribute(rows.build())).filter(pl.col("calls") > 0)
+    return {(layer, phase): calls for layer, phase, calls in table.select("layer", "phase", "calls").iter_rows()}
+
+
+@pytest.mark.parametrize("depth", [31, 32, 33, 40])
+def test_plain_ranges_are_layers_down_to_the_32nd(depth: int) -> None:
+    rows = Rows()
+    for level in range(depth):
+        rows.range(f"r{'x' * level}", level, 200 - level)
+    deepest = " › ".join(f"r{'x' * level}" for level in range(min(depth, 32)))
+    assert max(layers(rows), key=lambda key: len(key[0])) == (deepest, "other")
+    rows.range("a Linear |fwd", 90, 91).range("forward", 89, 92)
+    assert layers(rows)["a", "forward"] == 1
+
+
+def test_phases_of_plain_ranges() -> None:
+    """A range has its own phase or that around it; step beside forward or backward is the optimizer's."""
+    rows = Rows().range("train", 0, 100).range("Step", 1, 9).range("backward", 10, 20).range("x", 11, 19)
+    rows.range("step", 12, 13).range("optimizer", 30, 40).range("step", 50, 59).range("y", 51, 52)
+    assert layers(rows) == {
+        ("train", "other"): 1, ("train › Step", "optimizer"): 1, ("train › backward", "backward"): 1,
+        ("train › backward › x", "backward"): 1, ("train › backward › x › step", "backward"): 1,
+        ("train › optimizer", "optimizer"): 1, ("train › step", "optimizer"): 1, ("train › step › y", "optimizer"): 1,
+    }  # fmt: skip
+
+
+def test_places_of_plain_ranges_leave_out_layers_in_between() -> None:
+    """Numbered siblings are one layer; a range inside a layer is no sibling of one beside it."""
+    rows = Rows().range("train", 0, 100).range("a Linear |fwd", 1, 20).range("x 1", 2, 3).range("x 2", 30, 31)
+    rows.range("x 3", 32, 33).range("y 1", 40, 41).range("outside", 200, 210).range("y 1", 201, 202)
+    assert {key[0]: calls for key, calls in layers(rows).items()} == {
+        "train": 1, "a": 1, "train › x 1": 1, "train › x #": 2, "train › y 1": 1, "outside": 1, "outside › y 1": 1,
+    }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from range_tables import crossing_ranges_of, ranges_of
 from shared_data import shared, unpacked
 
 from annot.attribution.attribute import Attribution, attribute
@@ -48,8 +49,8 @@ def _ours(result: Attribution, profile: Profile) -> Sums:
     work = result.range_work()
     own = fold(tree["parent"], work["gpu_self_ns"] - work["gpu_by_time_ns"])
     columns = ["id", "domain", "thread", "gpu_ns"]
-    nested = result.ranges().with_columns(own.alias("gpu_ns"))
-    rows = pl.concat([nested.select(columns), result.crossing_ranges().select(columns)])
+    nested = ranges_of(result).with_columns(own.alias("gpu_ns"))
+    rows = pl.concat([nested.select(columns), crossing_ranges_of(result).select(columns)])
     rows = rows.join(profile.ranges.select("id", "text", "kind"), on="id")
     sums: defaultdict[tuple[str, str, int], int] = defaultdict(int)
     for domain, thread, gpu, text, kind in rows.select("domain", "thread", "gpu_ns", "text", "kind").rows():
@@ -117,7 +118,7 @@ def test_kernels_of_the_autograd_thread_follow_the_clock(tmp_path: Path) -> None
     assert late.height == 6135
     launches = profile.launches.join(late, on=["process", "correlation"], how="semi")
     assert launches["thread"].n_unique() == 1
-    names = result.ranges()["text"].gather(late["range"]).value_counts().rows()
+    names = ranges_of(result)["text"].gather(late["range"]).value_counts().rows()
     assert dict(names) == {"Backward": 6135}
     row = by_layer(result).row(by_predicate=pl.col("layer").str.ends_with("Warm-up Step # › Backward"), named=True)
     assert row["gpu_by_time_ns"] == late["gpu_ns"].sum() > 0
@@ -130,6 +131,6 @@ def test_projected_ranges(tmp_path: Path) -> None:
     table = shared(f"nsys/oracle/{name}.nsys23_nvtx_gpu_proj_sum.csv").read_text()
     rows = csv.DictReader(io.StringIO(table))
     official = {row["Range"].lstrip(":"): int(row["Range Instances"]) for row in rows}
-    tree = attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))).ranges()
+    tree = ranges_of(attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))))
     ours = dict(tree.filter(pl.col("gpu_ns") > 0).group_by("text").len().rows())
     assert ours == official

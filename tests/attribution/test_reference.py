@@ -9,6 +9,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import crossing_ranges_of, ranges_of
 from tables import check_modules_and_operations, disordered
 
 from annot.analyze.layer_details import by_detail
@@ -202,9 +203,9 @@ def test_parents_and_what_stands_aside(ranges: list[dict[str, Any]]) -> None:
     profile = build(ranges, [])
     kept, aside = split(closed(profile))
     result = attribute(profile)
-    rows = result.ranges().rows(named=True)
+    rows = ranges_of(result).rows(named=True)
     assert [identity(row) for row in rows] == [(r.thread, r.start, r.end, r.text) for r in kept]
-    assert [identity(row) for row in result.crossing_ranges().rows(named=True)] == [
+    assert [identity(row) for row in crossing_ranges_of(result).rows(named=True)] == [
         (r.thread, r.start, r.end, r.text) for r in aside
     ]
     parents = [parent_of(item, kept) for item in kept]
@@ -216,7 +217,7 @@ def test_parents_and_what_stands_aside(ranges: list[dict[str, Any]]) -> None:
 @given(st.lists(range_rows, max_size=14))
 def test_host_time_is_accounted_for(ranges: list[dict[str, Any]]) -> None:
     """Self times of a thread add up to the union of its ranges; inclusive is self plus the children's inclusive."""
-    tree = attribute(build(ranges, [])).ranges()
+    tree = ranges_of(attribute(build(ranges, [])))
     for (thread,), part in tree.group_by("thread"):
         instants = {i for row in part.rows(named=True) for i in range(row["start"], row["end"])}
         assert part["host_self_ns"].sum() == len(instants), thread
@@ -235,7 +236,7 @@ def test_device_time_is_accounted_for(ranges: list[dict[str, Any]], work: list[d
         call and not mine and later_of_another_thread(call, kept) for mine, (_, call) in zip(own, pieces, strict=True)
     ]
     result = attribute(profile)
-    for row, item in zip(result.ranges().rows(named=True), kept, strict=True):
+    for row, item in zip(ranges_of(result).rows(named=True), kept, strict=True):
         mine = sum(gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner == item)
         others = sum(gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner == item)
         assert (row["gpu_self_ns"], row["gpu_by_time_ns"]) == (mine + others, others), item
@@ -245,13 +246,13 @@ def test_device_time_is_accounted_for(ranges: list[dict[str, Any]], work: list[d
         below = [gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner and item in ancestors(owner, kept)]
         below += [gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner and item in ancestors(owner, kept)]
         assert row["gpu_ns"] == sum(below)
-    for row, item in zip(result.crossing_ranges().rows(named=True), aside, strict=True):
+    for row, item in zip(crossing_ranges_of(result).rows(named=True), aside, strict=True):
         inside = [
             gpu for gpu, call in pieces
             if call and call["thread"] == item.thread and item.contains(call["start"], call["end"])
         ]  # fmt: skip
         assert row["gpu_ns"] == (0 if item.foreign else sum(inside)), item
-    _check_children(result.ranges(), "gpu_ns", "gpu_self_ns")
+    _check_children(ranges_of(result), "gpu_ns", "gpu_self_ns")
     _check_totals(result, sum(gpu for gpu, _ in pieces), len(pieces))
     lost = [call for mine, other, (_, call) in zip(own, late, pieces, strict=True) if not mine and not other]
     reasons = by_layer(result).filter(pl.col("layer") == UNATTRIBUTED).select("module", "kernels", "copies").rows()
@@ -296,8 +297,8 @@ def test_rows_count_recursion_once(ranges: list[dict[str, Any]], work: list[dict
     kept, aside = split(closed(profile))
     result = attribute(profile)
     every = [
-        *zip(result.ranges().rows(named=True), kept, strict=True),
-        *zip(result.crossing_ranges().rows(named=True), aside, strict=True),
+        *zip(ranges_of(result).rows(named=True), kept, strict=True),
+        *zip(crossing_ranges_of(result).rows(named=True), aside, strict=True),
     ]
     expected: dict[str, list[int]] = {}
     for row, item in every:

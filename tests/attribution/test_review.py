@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from range_tables import crossing_ranges_of
 from shared_data import shared
 from sqlite_profile import SqliteProfile
 from tables import ENGINE, MAIN, Rows
@@ -105,7 +106,7 @@ def test_range_across_steps_shows_the_work_of_those_asked_for() -> None:
     for step in range(3):
         rows.kernel(100 * step + 55, (1000 + step, 1001 + step))
     profile = rows.build()
-    gpu = [attribute(profile, steps=steps).crossing_ranges()["gpu_ns"].sum() for steps in (None, slice(1, 2))]
+    gpu = [crossing_ranges_of(attribute(profile, steps=steps))["gpu_ns"].sum() for steps in (None, slice(1, 2))]
     assert gpu == [2, 1]
 
 

@@ -9,6 +9,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution.attribute import attribute
@@ -99,7 +100,7 @@ def owner_of(call: tuple[int, int, int], every: list[Shared]) -> Shared | None:
 def test_parents(ranges: list[tuple[Any, ...]]) -> None:
     """Each range lies in the shortest one around it whose layer is above its own and whose phase is the same."""
     profile, every = build(ranges)
-    rows = attribute(profile).ranges().rows(named=True)
+    rows = ranges_of(attribute(profile)).rows(named=True)
     assert [(row["id"], row["start"], row["end"]) for row in rows] == [(q.id, q.start, q.end) for q in every]
     parents = [parent_of(item, every) for item in every]
     assert [row["parent"] for row in rows] == [None if p is None else every.index(p) for p in parents]
@@ -111,7 +112,7 @@ def test_host_times(ranges: list[tuple[Any, ...]]) -> None:
     """A range's own time is that in which none of its children ran; a layer has the length of its calls."""
     profile, every = build(ranges)
     result = attribute(profile)
-    for row, item in zip(result.ranges().rows(named=True), every, strict=True):
+    for row, item in zip(ranges_of(result).rows(named=True), every, strict=True):
         children = [q for q in every if parent_of(q, every) == item]
         busy = {instant for q in children for instant in range(q.start, q.end)}
         assert row["host_ns"] == item.end - item.start
@@ -194,7 +195,7 @@ def test_calls_at_the_same_time_stay_apart() -> None:
     rows = Rows().range("net/s Block |fwd", 0, 100, MAIN, end_thread=ENGINE, **OURS)
     rows.range("net/s Block |fwd", 10, 90, ENGINE, end_thread=MAIN, **OURS)
     rows.range("net/s/conv Conv2D |fwd", 20, 30, ENGINE, **OURS)
-    ranges = attribute(rows.build()).ranges()
+    ranges = ranges_of(attribute(rows.build()))
     assert ranges["parent"].to_list() == [None, None, 1]
     assert row_of(rows.build(), "net/s")["calls"] == 2
 

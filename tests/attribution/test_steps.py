@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
 from annot.attribution.step_sequences import largest_repetitions
-from annot.attribution.steps import step_slice
+from annot.attribution.steps import (
+    Steps,
+    kinds_of,
+    of_main_kind,
+    steady_steps,
+    step_slice,
+    time_in,
+    time_outside_steps,
+)
 from annot.attribution.summary import by_step, step_statistics, summarize
 
 
@@ -222,7 +234,7 @@ def test_optimizers_side_by_side_are_one_step() -> None:
 
 def test_main_is_the_thread_of_the_rows() -> None:
     """The helper's default thread is the one that has the ranges."""
-    assert attribute(Rows().range("x", 0, 1).build()).ranges()["thread"].to_list() == [MAIN]
+    assert ranges_of(attribute(Rows().range("x", 0, 1).build()))["thread"].to_list() == [MAIN]
 
 
 def test_backward_of_layers_within_others_counts_once() -> None:
@@ -237,3 +249,253 @@ def test_backward_of_layers_within_others_counts_once() -> None:
         rows.range(f"AddmmBackward0, seq = {step}, op_id = 10", zero + 210, zero + 290, ENGINE)
     steps = by_step(attribute(rows.build()))
     assert steps.select("forward_ns", "backward_ns").rows() == [(100, 100)] * 3
+
+
+spans_of_steps = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 9)), max_size=8)
+
+
+def one_after_another(gaps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Process, start and end of spans from process, time after the last one of the process, and length."""
+    clocks, spans = [0, 3], []
+    for process, gap, length in sorted(gaps, key=lambda row: row[0]):
+        spans.append((process, clocks[process] + gap, clocks[process] + gap + length))
+        clocks[process] += gap + length
+    return spans
+
+
+@settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
+@given(spans_of_steps)
+def test_time_and_step_at_an_instant_by_brute_force(gaps: list[tuple[int, int, int]]) -> None:
+    """The end of a step is not in it, unless it has no length. Of steps that touch, the later one counts."""
+    rows = one_after_another(gaps)
+    schema = {"process": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    table = table.with_columns(pl.int_range(pl.len(), dtype=pl.Int32).alias("step") + 5)
+    instants = [(process, at) for process in (0, 1, 2) for at in range(-2, 40)]
+    process = pl.Series([code for code, _ in instants], dtype=pl.Int32)
+    at = pl.Series([now for _, now in instants], dtype=pl.Int64)
+    bounds = [(row + 5, of, start, max(end - 1, start)) for row, (of, start, end) in enumerate(rows)]
+    steps = [
+        max((step for step, of, first, last in bounds if of == code and first <= now <= last), default=-1)
+        for code, now in instants
+    ]
+    assert Steps(table, "").at(process, at).to_list() == steps
+    length = pl.col("end") - pl.col("start")
+    spans = table.select("process", "start", length=length, until=length.cum_sum().over("process"))
+    assert time_in(spans, process, at).to_list() == [
+        sum(max(0, min(end, now) - start) for of, start, end in rows if of == code) for code, now in instants
+    ]
+
+
+def test_time_of_ranges_that_last_longer_than_the_selected_steps() -> None:
+    """Each range that sticks out of the steps, and by how much; other ranges have no row."""
+    rows = training("Batch {} |step").range("fit", 0, 330).range("in both", 105, 215, ENGINE).range("in", 110, 120)
+    rows.range("at the end", 200, 220, 103)
+    for steps, expected in (
+        (slice(1, 3), {"in both": 80}), (slice(0, 3), {"fit": 330 - 60, "in both": 80}),
+        (slice(3, None), {}), (None, {}),
+    ):  # fmt: skip
+        result = attribute(rows.build(), steps=steps)
+        outside = time_outside_steps(result.forest, result.steps)
+        texts = ranges_of(result)["text"].gather(outside["row"])
+        assert dict(zip(texts, outside["outside_ns"], strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "length"),
+    [
+        ([(90, 100)], 30),
+        ([(85, 90), (92, 100)], 28 + 5),  # two waits: the first is a row of its own
+        ([(15, 100)], 20),  # starts in the step before, and belongs to it
+        ([(90, 110)], 30),
+        ([(85, 95), (90, 100)], 30 + 5),
+        ([(70, 80), (90, 100)], 30 + 10),
+        ([(20, 30)], 20 + 10),  # the time between does not count
+        ([(10, 20)], 20),  # in the step before
+        ([(101, 105)], 20),  # in the step itself
+    ],
+)
+def test_waits_for_data_before_a_step(waits: list[tuple[int, int]], length: int) -> None:
+    """The second of two steps of 20 ns, of which the first ends at 20 and the second starts at 100."""
+    rows = training("Batch {} |step", count=2)
+    for start, end in waits:
+        rows.range("Data |data", start, end, ENGINE)
+    times = by_step(attribute(rows.build()))["step_ns"].to_list()
+    assert times == [20, length]
+
+
+def test_waits_that_another_range_follows_belong_to_no_step() -> None:
+    """A range after a wait and before the last wait, except one of an epoch; also a batch around the wait."""
+    for other, expected in ((None, 5), ("validate", 0), ("Epoch 1 |epoch", 5)):
+        rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
+        if other is not None:
+            rows.range(other, 60, 70)
+        assert by_step(attribute(rows.build()))["step_ns"].to_list() == [20, 25 + expected]
+    rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
+    together = rows.range("x", 95, 97, ENGINE)
+    assert by_step(attribute(together.build()))["step_ns"].to_list() == [20, 30]
+    assert by_step(attribute(rows.range("Batch validate 0 |step", 30, 50).build()))["step_ns"].to_list() == [20, 25]
+
+
+def with_lengths(*lengths: int, text: str = "Batch {} |step", warm: int = 0) -> Rows:
+    rows, start = Rows(), 0
+    for step, length in enumerate(lengths):
+        rows.range(text.format(step), start, start + length)
+        start += length
+    return rows.range("warm-up", 0, sum(lengths[:warm])) if warm else rows
+
+
+@pytest.mark.parametrize(
+    ("lengths", "warm", "expected"),
+    [
+        ((150, 100, 100, 100), 0, []),
+        ((151, 100, 100, 100), 0, [0]),
+        ((400, 300, 100, 100, 400), 0, [0, 1]),  # the median of 100, 100, 400
+        ((400, 300, 100, 100, 100), 0, [0, 1]),
+        ((400, 100, 300, 100, 100, 100), 0, [0]),
+        ((90, 300, 100, 100, 100, 100), 1, [0, 1]),
+        ((90, 90, 100, 100, 300), 2, [0, 1]),
+        ((90, 90, 90), 3, [0, 1, 2]),
+        ((500,), 0, []),
+        ((1000, 100), 0, [0]),
+    ],
+)
+def test_first_steps_that_take_longer_are_warm_up(lengths: tuple[int, ...], warm: int, expected: list[int]) -> None:
+    """Longer than 1.5 times the median of the later half, or in a range named warm-up."""
+    rows = with_lengths(*lengths, warm=warm).range("rest", 5000, 5001)
+    table = attribute(rows.build(), step_range="Batch # |step").steps.table
+    assert table.filter("warmup")["step"].to_list() == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "selected"), [((400, 300, 100, 100, 100, 100), slice(2, None)), ((100,) * 4, slice(0, None))]
+)
+def test_steady_steps_are_those_after_the_warm_up_of_every_process(steps: tuple[int, ...], selected: slice) -> None:
+    rows = with_lengths(*steps)
+    for step in range(5):
+        rows.range(f"Batch {step} |step", 100 * step, 100 * step + 100, 201)
+    assert attribute(rows.build(), steps="steady").steps.choice == selected
+
+
+def test_a_warm_up_as_long_as_the_shortest_process_selects_all_steps() -> None:
+    rows = with_lengths(400, 300, 100, 100, 100, 100)
+    for step in range(2):
+        rows.range(f"Batch {step} |step", 100 * step, 100 * step + 100, 201)
+    assert attribute(rows.build(), steps="steady").steps.choice == slice(0, None)
+
+
+@pytest.mark.parametrize(("after", "expected"), [(100, slice(0, None)), (101, None)])
+def test_steps_of_other_tools_must_cover_half_of_the_time(after: int, expected: slice | None) -> None:
+    """From the first to the last range of the processes with steps, or to the last launch."""
+    for last in ("range", "launch"):
+        rows = training("step {}", length=20).range("other process", -9000, 9000, 201)
+        rows = rows.range("rest", 190, 100 + after) if last == "range" else rows.kernel(100 + after, (500, 500))
+        assert attribute(rows.build(), steps="steady").steps.choice == expected
+
+
+@pytest.mark.parametrize(("length", "found_by"), [(49, ""), (50, "ranges with a usual name")])
+def test_ranges_named_step_without_a_number_cover_half_of_their_thread(length: int, found_by: str) -> None:
+    """Beside ranges named forward and backward, they are steps of the optimizer."""
+    rows = Rows().range("step", 0, 10).range("step", 100 - length + 10, 100).range("step 7", 0, 9000, ENGINE)
+    assert attribute(rows.build()).steps.found_by == found_by
+
+
+def test_a_single_range_with_a_usual_name_is_no_step() -> None:
+    assert attribute(Rows().range("step 1", 0, 9).build()).steps.table.is_empty()
+    assert attribute(Rows().range("step 1", 0, 9).range("step 2", 9, 20).build()).steps.table["batch"].to_list() == [
+        1,
+        2,
+    ]
+
+
+def test_operations_and_layers_with_usual_names_are_no_steps() -> None:
+    rows = Rows()
+    for step in range(4):
+        rows.range(f"step {step}", 10 * step, 10 * step + 9, role="operator")
+    assert attribute(rows.build()).steps.found_by == ""
+
+
+def test_batches_of_other_stages_are_steps_only_without_training() -> None:
+    rows = Rows().range("Batch validate 0 |step", 0, 20).range("Batch validate 1 |step", 100, 120)
+    assert spans(rows) == [(0, 20), (100, 120)]
+    assert spans(rows.range("Batch 0 |step", 300, 310)) == [(300, 310)]
+
+
+def test_overlapping_ranges_of_one_name_are_steps_of_the_outer_one() -> None:
+    rows = Rows().range("Batch 0 |step", 0, 100).range("Batch 1 |step", 10, 90, ENGINE).range("Batch 2 |step", 100, 120)
+    rows.range("Batch 3 |step", 0, 50, 103).range("Batch 4 |step", 50, 60, 201)
+    table = attribute(rows.build()).steps.table
+    assert table.select("process", "step", "start", "end", "batch").rows() == [
+        (0, 0, 0, 100, 0),
+        (0, 1, 100, 120, 2),
+        (1, 0, 50, 60, 4),
+    ]
+
+
+def test_text_of_a_key_range_is_no_pattern() -> None:
+    """Only `#` stands for a number; the whole text counts."""
+    rows = Rows().range("a.b 1", 0, 9).range("axb 2", 10, 19).range("a.b 33", 20, 29).range("a.b x", 30, 39)
+    assert spans(rows.range("a.b 4 more", 40, 49), step_range="a.b #") == [(0, 9), (20, 29)]
+
+
+def table_of(*steps: tuple[str | None, int]) -> pl.DataFrame:
+    """Steps of a kind and a length."""
+    schema = {"kind": pl.String, "start": pl.Int64, "end": pl.Int64, "warmup": pl.Boolean}
+    return pl.DataFrame([(kind, 7, 7 + length, False) for kind, length in steps], schema=schema, orient="row")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([("a", 1), ("b", 9), ("a", 4)], [("a", 2, 2), ("b", 1, 9)]),
+        ([("a", 1), ("b", 9), ("a", 4), ("b", 3)], [("b", 2, 6), ("a", 2, 2)]),
+        ([("b", 5), ("a", 5)], [("a", 1, 5), ("b", 1, 5)]),
+        ([(None, 5), ("a", 5), (None, 4)], [(None, 2, 4), ("a", 1, 5)]),
+        ([], []),
+    ],
+)
+def test_kinds_are_in_order_of_their_number_then_their_time(steps: list[Any], expected: list[Any]) -> None:
+    table = table_of(*steps)
+    assert kinds_of(table).rows() == expected
+    main = [step for step in steps if step[0] == expected[0][0]] if expected else []
+    assert [(kind, end - start) for kind, start, end, _ in of_main_kind(table).iter_rows()] == main
+
+
+def test_without_steady_steps_those_of_usual_length_count() -> None:
+    """Up to 1.5 times the median of the later half."""
+    table = table_of(*[(None, length) for length in (900, 150, 151, 100, 100, 100)]).with_columns(warmup=True)
+    assert steady_steps(table).select(pl.col("end") - 7)["end"].to_list() == [150, 100, 100, 100]
+    assert steady_steps(table.with_columns(warmup=pl.int_range(pl.len()) < 5)).height == 1
+    rows = table.select("kind", "warmup", host_ns=pl.col("end") - 7)
+    assert steady_steps(rows)["host_ns"].to_list() == [150, 100, 100, 100]
+
+
+def test_processes_that_fetch_and_train_are_no_workers() -> None:
+    """A process in which data is fetched on a thread, and layers run in other ranges."""
+    rows = training("Batch {} |step", "Net |fwd")
+    rows.range("Data Worker 0 |data", 0, 50, ENGINE).range("Data Worker 1 |data", 0, 50, 201).range("x", 60, 70, 201)
+    rows.range("Data Worker 2 |data", 0, 50, 301).range("Net |fwd", 60, 70, 301).range("Data |data", 0, 9, 401)
+    workers = summarize(attribute(rows.build()))
+    assert workers["workers"] == {"processes": 1, "fetches": 1, "host_ns": 50}
+
+
+@pytest.mark.parametrize(
+    ("others", "steps"),
+    [
+        ([], 4),
+        ([(-10, 0)], 0),
+        ([(-10, 1)], 4),
+        ([(100, 110)], 0),
+        ([(-10, 500)], 4),
+        ([(5, 6)], 4),
+        ([(-10, 0), (5, 6)], 0),
+    ],
+)
+def test_steps_in_a_warm_up_are_none_beside_other_ranges(others: list[tuple[int, int]], steps: int) -> None:
+    """The warm-up lasts from 0 to 100; ranges around or inside are no others, nor are those that reach into it."""
+    rows = Rows().range("warm-up", 0, 100)
+    for step in range(4):
+        rows.range(f"step {step}", 20 * step, 20 * step + 20)
+    for start, end in others:
+        rows.range("x", start, end, ENGINE)
+    assert attribute(rows.build()).steps.table.height == steps

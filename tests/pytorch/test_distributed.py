@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives as functional
 from captured import Captured, capture
 from commands import annot as run_annot
 from commands import needs_recorder
+from range_tables import ranges_of
 from torch.utils.data import DataLoader, IterableDataset
 
 import annot
@@ -123,7 +124,7 @@ def test_collectives_say_operation_group_and_size(two_ranks: tuple[Path, Path]) 
 def test_waiting_for_the_reducer_is_no_layer(two_ranks: tuple[Path, Path]) -> None:
     """What DDP awaits at the end of a backward on a CPU is a collective behind the layers, and in none of them."""
     profile = load(two_ranks[0])
-    ranges = attribute(profile).ranges()
+    ranges = ranges_of(attribute(profile))
     waits = ranges.filter(pl.col("text").str.starts_with("Collective all_reduce.wait"))
     assert waits.height == 12
     around = ranges.select("text", "end").with_row_index("parent").with_columns(pl.col("parent").cast(pl.Int64))

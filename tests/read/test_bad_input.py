@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from matrices import matrix
+from range_tables import ranges_of
 from sqlite_profile import SqliteProfile, training
 
 import annot
@@ -243,7 +244,7 @@ def test_tables_whose_rows_have_no_number(tmp_path: Path, monkeypatch: pytest.Mo
             new.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * (len(names) + 1))})", rows)
     for name in ("ranges", "marks", "launches", "kernels", "copies"):
         assert getattr(annot.load(keyed), name).equals(getattr(annot.load(path), name)), name
-    assert attribute(source(keyed)).ranges().equals(attribute(source(path)).ranges())
+    assert ranges_of(attribute(source(keyed))).equals(ranges_of(attribute(source(path))))
 
 
 @pytest.mark.parametrize(

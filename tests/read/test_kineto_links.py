@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from range_tables import ranges_of
 
 from annot import correlate, load
 from annot.attribution.attribute import attribute
@@ -320,7 +321,7 @@ def test_backward_operations_have_one_row(tmp_path):
         calls = dict(rows.filter(phase="backward").select(name, "calls").iter_rows())
         assert calls == expected[name] | {"torch::autograd::AccumulateGrad": 12}
         assert not rows[name].str.contains("evaluate_function").any()
-    inside = result.ranges().filter(pl.col("text").str.contains("AddmmBackward0"))
+    inside = ranges_of(result).filter(pl.col("text").str.contains("AddmmBackward0"))
     found = by_op(result).filter(pl.col("op") == "AddmmBackward0")["host_self_ns"].to_list()
     assert found == [inside["host_self_ns"].sum()]
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from range_tables import ranges_of
 
 import annot
 from annot import AnnotError, native
@@ -56,7 +57,7 @@ def test_recording(tmp_path: Path) -> None:
     assert (rows["outer"]["category"], rows["outer"]["payload"], rows["outer"]["kind"]) == ("kind", "7", "push")
     assert rows["Batch 7 |step"]["kind"] == "start"
     assert profile.marks["text"].to_list() == ["here"]
-    tree = attribute(profile).ranges()
+    tree = ranges_of(attribute(profile))
     assert tree.select("layer", "depth").rows() == [("(epoch)", 0), ("(batch)", 1), ("outer", 2), ("inner", 3)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from commands import annot, needs_nsys, write_script
+from range_tables import ranges_of
 
 from annot import load
 from annot.attribution.attribute import attribute
@@ -69,7 +70,7 @@ def check(profile: Profile) -> None:
     assert steps.height == TRAINED
     assert steps.select((pl.col("forward_ns") > 0).all() & (pl.col("backward_ns") > 0).all()).item()
     assert rows["host_self_ns"].sum() >= rows.filter(layer="(epoch)", module="")["host_ns"].sum()
-    _check_self_times(attribution.ranges().rows(named=True))
+    _check_self_times(ranges_of(attribution).rows(named=True))
 
 
 def _check_self_times(ranges: list[dict[str, Any]]) -> None:
