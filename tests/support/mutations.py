@@ -42,6 +42,8 @@ _SWAPS: Final[dict[type[ast.AST], tuple[type[ast.AST], str]]] = {
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _SILENT_FIELDS: Final = ("annotation", "returns", "decorator_list")
 """Parts of the tree that do not show at run time, or only in what nobody does, such as to change a frozen object."""
+_CHECKS: Final = ("strict", "check_sortedness")
+"""Arguments of functions that check their other arguments."""
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -65,7 +67,7 @@ class Mutation:
 
 
 def mutations(tree: ast.Module) -> list[Mutation]:
-    """Return the mutations of a module, in the order of its code; types, decorators and `strict=` stay as they are."""
+    """Return the mutations of a module, in the order of its code; types, decorators and `_CHECKS` stay as they are."""
     return [*_below(tree, guards=False, block=0)]
 
 
@@ -95,7 +97,7 @@ def _is_block(field: str, value: object) -> bool:
 def _below(node: ast.AST, guards: bool, block: int) -> Iterator[Mutation]:
     """The mutations of the nodes in a node."""
     for field, value in ast.iter_fields(node):
-        if field in _SILENT_FIELDS or _is_type(node) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+        if field in _SILENT_FIELDS or _is_type(node) or (isinstance(node, ast.keyword) and node.arg in _CHECKS):
             continue
         guards_here = guards or (field == "test" and _is_guard(node))
         in_block = _is_block(field, value) and (block or isinstance(node, _FUNCTIONS))
