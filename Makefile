@@ -65,7 +65,7 @@ test-all: test test-rest
 FUZZ ?= 0.3
 MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
-REST_MUTANTS := annot/labels annot/report/units.py --sample 60
+REST_MUTANTS := annot/labels annot/report/units.py annot/read --sample 100
 WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=$(FUZZ) $(PYTEST) $(REST)

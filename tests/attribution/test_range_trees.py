@@ -147,9 +147,13 @@ def compiled() -> Rows:
 
 
 def test_layers_of_a_compiled_graph_are_called_once_in_each_run() -> None:
-    table = by_layer(attribute(compiled().build())).filter(pl.col("layer").is_in(["h.0", "h.0.a", "ln"]))
+    result = attribute(compiled().build())
+    table = by_layer(result).filter(pl.col("layer").is_in(["h.0", "h.0.a", "ln"]))
     columns = table.select("layer", "calls", "gpu_ns", "gpu_self_ns", "host_ns").sort("layer")
     assert columns.rows() == [("h.0", 3, 6, 0, 50), ("h.0.a", 2, 4, 4, 20), ("ln", 2, 6, 6, 20)]
+    names, nodes = result.forest.keys.names, result.nodes
+    starts = [start for key, start in nodes.select("key", "start").iter_rows() if names[key][0] == "h.0"]
+    assert sorted(starts) == [10, 300]
 
 
 def test_started_ranges_of_processes_come_after_those_of_threads() -> None:

@@ -332,6 +332,8 @@ def test_waits_that_another_range_follows_belong_to_no_step() -> None:
             rows.range(other, 60, 70)
         assert by_step(attribute(rows.build()))["step_ns"].to_list() == [20, 25 + expected]
     rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
+    together = rows.range("x", 95, 97, ENGINE)
+    assert by_step(attribute(together.build()))["step_ns"].to_list() == [20, 30]
     assert by_step(attribute(rows.range("Batch validate 0 |step", 30, 50).build()))["step_ns"].to_list() == [20, 25]
 
 
@@ -475,3 +477,25 @@ def test_processes_that_fetch_and_train_are_no_workers() -> None:
     rows.range("Data Worker 2 |data", 0, 50, 301).range("Net |fwd", 60, 70, 301).range("Data |data", 0, 9, 401)
     workers = summarize(attribute(rows.build()))
     assert workers["workers"] == {"processes": 1, "fetches": 1, "host_ns": 50}
+
+
+@pytest.mark.parametrize(
+    ("others", "steps"),
+    [
+        ([], 4),
+        ([(-10, 0)], 0),
+        ([(-10, 1)], 4),
+        ([(100, 110)], 0),
+        ([(-10, 500)], 4),
+        ([(5, 6)], 4),
+        ([(-10, 0), (5, 6)], 0),
+    ],
+)
+def test_steps_in_a_warm_up_are_none_beside_other_ranges(others: list[tuple[int, int]], steps: int) -> None:
+    """The warm-up lasts from 0 to 100; ranges around or inside are no others, nor are those that reach into it."""
+    rows = Rows().range("warm-up", 0, 100)
+    for step in range(4):
+        rows.range(f"step {step}", 20 * step, 20 * step + 20)
+    for start, end in others:
+        rows.range("x", start, end, ENGINE)
+    assert attribute(rows.build()).steps.table.height == steps

@@ -23,7 +23,7 @@ from annot.read.kineto.columns import InexactTimesError, microseconds
 from annot.read.kineto.trace_events import TraceFile
 from annot.read.ncu import ncu_rep
 from annot.read.nsys import parquet_export
-from annot.read.recording import files
+from annot.read.recording import export, files
 from annot.read.recording.files import UnreadableError
 from annot.read.sqlite import check_columns, open_database
 from annot.read.xplane.host import Kind, Ranges
@@ -314,3 +314,34 @@ def test_two_captures_in_one_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plugins" / "profile" / "run" / "b.xplane.pb").unlink()
     with pytest.raises(AnnotError, match="contains no events of a host or device"):
         load(tmp_path)
+
+
+def test_folders_and_other_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(AnnotError, match="is a folder without a profile"):
+        load(tmp_path)
+    with pytest.raises(AnnotError, match="is a folder without parts of an annot recording"):
+        export.read(tmp_path)
+    (tmp_path / "x").write_bytes(b"\x7fELF and more")
+    with pytest.raises(AnnotError, match=r"is not a profile in a supported format: it begins with b'.x7fELF and more'"):
+        load(tmp_path / "x")
+
+
+def test_parts_of_a_recording_are_read_beside_damaged_ones(tmp_path: Path) -> None:
+    """A folder without a readable part is an error, an empty one is not."""
+    assert export._read_parts(tmp_path) == ([], [])
+    (tmp_path / f"b{files.PART_SUFFIX}").write_bytes(b"")
+    with pytest.raises(AnnotError, match=r"has no readable part of a recording: b\.part cannot be read: it is empty"):
+        export._read_parts(tmp_path)
+    (tmp_path / f"a{files.PART_SUFFIX}").write_bytes(header().ljust(1 << 16, b"\0"))
+    (tmp_path / "other").write_bytes(b"")
+    processes, notes = export._read_parts(tmp_path)
+    assert ([part.pid for part in processes], len(notes)) == ([42], 1)
+
+
+def test_blocks_of_a_report_end_in_the_file() -> None:
+    """A file header, and a block whose header says how many bytes follow."""
+    block = b"\x28\x04"  # field 5, payload: 4 bytes
+    content = ncu_rep._MAGIC + struct.pack("<I", 0) + struct.pack("<I", len(block)) + block + struct.pack("<I", 0)
+    assert ncu_rep._walk(io.BytesIO(content), len(content)) == ("", [(0, 0)])
+    with pytest.raises(ValueError, match=f"it has {len(content) - 1} of at least {len(content)} bytes"):
+        ncu_rep._walk(io.BytesIO(content[:-1]), len(content) - 1)

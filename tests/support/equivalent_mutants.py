@@ -40,6 +40,7 @@ _EQUIVALENT: Final = (
     ("annot/attribution/ingest.py", r"_PART_ROWS: .*", r"\d+ becomes \d+", "a size of blocks"),
     ("annot/attribution/layer_tables.py", r"_SLICE: .*", r"\d+ becomes \d+", "a size of blocks"),
     ("annot/attribution/range_trees.py", r"_PART: .*", r"\d+ becomes \d+", "a size of blocks"),
+    ("annot/read/sqlite.py", r"if native is None or not roots.*", "0 becomes -1", "a single row with a single value"),
     ("annot/labels/hyperparameters.py", r"return items if .* else items\[0\]", "0 becomes -1", "a single item"),
     ("annot/analyze/verdict.py", r'return 0\.0, "", pl\.lit.*', "False becomes True", "a share of 0 is not named"),
     ("annot/labels/name_scopes.py", r"length, begin = .*", "0 becomes -?1", "no marked scope, whatever its place"),

@@ -3,9 +3,10 @@
     python tests/support/mutants.py [--sample N] [--seed S] [--jobs J] [--least P] [FILE OR FOLDER ...]
 
 Each mutant is a module of annot with one small change (`mutations`). The tests of each room run once without a mutant,
-to note which blocks each test executes. With a mutant, the tests that execute its block run, those of the module's own
-file of tests first, the quickest first, until one fails or `_SECONDS` are over. The mutants that none of these notices
-are listed. A sample is the same for the same seed and sources; another seed draws another one (``--seed 1``).
+to note which blocks each test executes. With a mutant, the tests that execute its block run until one fails: first
+those of the file of tests of the module, then the others, the quickest first, as many as take `_SECONDS`. The mutants
+that none of these notices are listed. A sample is the same for the same seed and sources; another seed draws another
+one (``--seed 1``).
 """
 
 from __future__ import annotations
