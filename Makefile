@@ -65,14 +65,14 @@ test-all: test test-rest
 FUZZ ?= 0.3
 MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
-REST_MUTANTS := annot/labels annot/report/units.py annot/read --sample 100
-WITHOUT_C := worksteal -q -m "not nsys"
+MARKS_WITHOUT_C ?= not nsys
+WITHOUT_C := worksteal -q -m "$(MARKS_WITHOUT_C)"
 test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=$(FUZZ) $(PYTEST) $(REST)
 	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
 	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
-	$(MAKE) mutants MUTANTS="$(REST_MUTANTS)"
+	$(MAKE) mutants
 
 # One combination after the other: each release is downloaded, and removed after its run. CI downloads none of them:
 # `make test-rest` runs the same smoke test with the PyTorch of .venv, with and without the C extensions.

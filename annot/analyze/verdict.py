@@ -308,7 +308,7 @@ def times_of_rank(facts: Facts, step_ns: float | None) -> RankTimes | None:
     longest = sums.sort("wall_ns", "operation", descending=[True, False])["operation"].head(1).to_list()
     return RankTimes(
         ns=facts.wall_ns / facts.devices if step_ns is None else step_ns,
-        waiting=facts.shares.get("collectives", 0.0),
+        waiting=facts.shares["collectives"],
         operation="".join(longest).removesuffix(".wait"),
         stepped=step_ns is not None,
         gpus=facts.busy.height if facts.on_device else 0,

@@ -46,11 +46,8 @@ def _attribute(layer: Any, path: str) -> object:
 
 
 def _is_default(value: object, default: object) -> bool:
-    if default is ALWAYS:
-        return False
-    if value is None or isinstance(value, (tuple, list)):
-        return value is None or all(item == default for item in value)
-    return value == default
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    return default is not ALWAYS and (value is None or all(item == default for item in items))
 
 
 def _value(value: object) -> tag.Value:

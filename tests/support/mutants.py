@@ -56,7 +56,7 @@ _SECONDS: Final = 6
 _ADVICE: Final = tuple(
     f"tests/analyze/advice/test_{name}.py"
     for name in (
-        "advise",
+        "advice",
         "facts",
         "loop",
         "kernels",
@@ -159,7 +159,8 @@ class Runner:
         """Whether the tests that execute the place of a mutant pass with it. Prints it, with the time of the tests."""
         began = time.monotonic()
         tests = self._tests[mutant.room]
-        own = f"/test_{mutant.path.name}::"
+        name = mutant.path.parent.name if mutant.path.stem == "__init__" else mutant.path.stem
+        own = f"/test_{name}.py::"
         seconds = {name: tests[name].seconds for name in _executing(mutant, tests)}
         names = sorted(seconds, key=lambda name: (own not in name or seconds[name] > 1, seconds[name]))
         sums = [*accumulate((seconds[name] for name in names), initial=0.0)]

@@ -221,3 +221,19 @@ def test_only_frameworks_write_some_formats(written_as: str, is_cuda: bool) -> N
     profile = Run(kernels=[("saxpy(int, float)", 100)] * 9, text="solve").build()
     facts = Facts(attribute(replace(profile, meta=profile.meta | {"format": written_as})))
     assert facts.in_cuda == is_cuda
+
+
+@pytest.mark.parametrize(
+    ("text", "written_as", "in_keras"),
+    [
+        ("net/a Dense [64,1024]bf16 |fwd", "nsys_sqlite", True),
+        ("net/a Dense [64,1024]bf16 |opt", "nsys_sqlite", False),
+        ("net.a Linear [64,1024]bf16 |fwd", "xplane", False),
+        ("net/a |fwd", "xplane", True),
+        ("net/a |fwd", "nsys_sqlite", False),
+    ],
+)
+def test_layers_of_keras_have_paths_with_slashes(text: str, written_as: str, in_keras: bool) -> None:
+    """A path without a class is one of TensorFlow in a file of its profiler."""
+    profile = Run(text=text).build()
+    assert Facts(attribute(replace(profile, meta=profile.meta | {"format": written_as}))).in_keras == in_keras

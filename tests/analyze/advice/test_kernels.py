@@ -34,6 +34,7 @@ def _after(gap: int, kernels: list[tuple[str, int]], **more: Any) -> Run:
     ("rule", "at", "below"),
     [
         # Steps take 2 µs more than their kernels: 50 of 1,000 µs, and 49.
+        ("cuda_graphs", Run([(TENSOR, 4)] * 10, gap=8), Run([(TENSOR, 4)] * 9, gap=8)),
         ("mixed_precision", Run([(SINGLE, 50), (TENSOR, 948)]), Run([(SINGLE, 49), (TENSOR, 949)])),
         ("multiples_of_eight", Run([(HALF, 50), (TENSOR, 948)], text=ODD), Run([(HALF, 49), (TENSOR, 949)], text=ODD)),
         ("channels_last", Run([(LAYOUT, 50), (TENSOR, 948)]), Run([(LAYOUT, 49), (TENSOR, 949)])),

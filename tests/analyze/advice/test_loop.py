@@ -56,6 +56,12 @@ def test_rules_speak_from_their_threshold_on(rule: str, at: Run, below: Run) -> 
             3 * 300 / (4 * 1302),
         ),
         (
+            "stragglers",
+            Run([(TENSOR, 500)], devices=(0, 1), slow=2),
+            "GPU 1 of process 1 is busy 2.00 times as long as the median of 2 GPUs",
+            500 / 1002,
+        ),
+        (
             "allocations",
             Run(gap=200, calls=[("hipFree", 100)]),
             "9% of step time is spent allocating memory, 1.0 times per step, mostly in hipFree",

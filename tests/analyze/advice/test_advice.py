@@ -20,6 +20,7 @@ from advice_runs import (
     SINGLE,
     TENSOR,
     US,
+    V100,
     Run,
     advice_on,
     lost_kernels,
@@ -153,6 +154,12 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
         lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
         compile("\n".join(lines), advice.rule, "exec")
     assert (rule in advice_on(speaks)) == (rule != "cudnn_benchmark")
+
+
+@pytest.mark.parametrize(("devices", "dtype"), [([], "bfloat16"), ([V100], "float16")])
+def test_keras_gets_a_policy_of_the_dtype_that_the_device_has(devices: list[dict[str, object]], dtype: str) -> None:
+    run = Run([(SINGLE, 900)], text="net/a Dense [64,1024]f32 |fwd", meta={"devices": devices})
+    assert advice_on(run)["mixed_precision"].code == f'keras.mixed_precision.set_global_policy("mixed_{dtype}")'
 
 
 @pytest.mark.parametrize(
