@@ -291,9 +291,14 @@ def _innermost(changes: pl.DataFrame) -> pl.DataFrame:
     rows = changes.filter(pl.col("end") > pl.col("start")).with_columns(row=pl.int_range(pl.len()))
     starts = rows.select("thread", pl.lit(1).alias("opens"), "row", "part", "node", "waits", time="start")
     ends = rows.select(
-        "thread", pl.lit(0).alias("opens"), -pl.col("row"), part="outer", node="outer_node", waits="outer_waits",
+        "thread",
+        pl.lit(0).alias("opens"),
+        -pl.col("row"),
+        part="outer",
+        node="outer_node",
+        waits="outer_waits",
         time="end",
-    ).select(starts.columns)  # fmt: skip
+    ).select(starts.columns)
     # At the same time, inner ranges end before outer ones, and then outer ranges start before inner ones.
     events = pl.concat([starts, ends]).sort("thread", "time", "opens", "row")
     following = pl.col("time").shift(-1).over("thread")

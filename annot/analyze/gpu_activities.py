@@ -42,9 +42,13 @@ _CALLS: Final = tuple(
 )
 """Kinds of API calls by name; the first match wins."""
 _CALL: Final = {
-    "process": pl.Int64, "correlation": pl.Int64, "start": pl.Int64, "end": pl.Int64, "name": pl.String,
+    "process": pl.Int64,
+    "correlation": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "name": pl.String,
     "cause": pl.String,
-}  # fmt: skip
+}
 
 
 def idle_intervals(attribution: Attribution, inputs: StepInputs) -> Callable[[Device], dict[str, Intervals]]:

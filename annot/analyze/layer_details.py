@@ -67,10 +67,20 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
         for what in ("min", "max")
     ]
     return rows.with_columns(*means, *extremes).select(
-        *KEY, "calls", "tc_eligible", "tc_used",
+        *KEY,
+        "calls",
+        "tc_eligible",
+        "tc_used",
         *(f"{of}{what}_ns" for of in _CLOCKS for what in ("", "_mean", "_min", "_max")),
-        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
-    )  # fmt: skip
+        "gpu_self_ns",
+        "tc_ns",
+        "matrix_ns",
+        "outside_ns",
+        "outside",
+        "launch_ns",
+        "reason",
+        "shapes",
+    )
 
 
 def _extremes(attribution: Attribution) -> pl.DataFrame:
@@ -176,9 +186,16 @@ _DEEPEST: Final = 64
 _PLACES: Final = ("process", "device", "stream")
 _WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node")
 _SPAN: Final = {
-    "track": pl.Int32, "node": pl.Int32, "call": pl.Int32, "start": pl.Int64, "end": pl.Int64, "time_ns": pl.Int64,
-    "kernels": pl.Int64, "depth": pl.Int32, "own": pl.Boolean,
-}  # fmt: skip
+    "track": pl.Int32,
+    "node": pl.Int32,
+    "call": pl.Int32,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "time_ns": pl.Int64,
+    "kernels": pl.Int64,
+    "depth": pl.Int32,
+    "own": pl.Boolean,
+}
 
 
 def _activity_spans(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
@@ -187,10 +204,15 @@ def _activity_spans(attribution: Attribution, work: pl.DataFrame, tracks: Tracks
     nodes, calls = _nodes_and_calls(attribution)
     node = nodes["shown"].gather(work["node"])
     rows = work.select(
-        "start", tracks.of_overlapping("stream", work), node.alias("node"), end=pl.col("start") + pl.col("length"),
-        time_ns="length", kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], node),
+        "start",
+        tracks.of_overlapping("stream", work),
+        node.alias("node"),
+        end=pl.col("start") + pl.col("length"),
+        time_ns="length",
+        kernels=pl.col("kernel").cast(pl.Int64),
+        depth=_gather(nodes["depth"], node),
         call=_gather(calls["call"], work["range"]),
-    ).sort("track", "start", maintain_order=True)  # fmt: skip
+    ).sort("track", "start", maintain_order=True)
     levels = [pl.DataFrame(schema=_SPAN)]
     deepest = rows["depth"].max()
     for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
@@ -229,9 +251,16 @@ def _range_spans(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
             continue
         node = path.gather(block["range"]).alias("node")
         rows = block.select(
-            "start", tracks.of(kind, block), node, call="range", end=pl.col("start") + pl.col("length"),
-            depth=_gather(nodes["depth"], node), time_ns="length", kernels=pl.lit(0), own=pl.lit(True),
-        )  # fmt: skip
+            "start",
+            tracks.of(kind, block),
+            node,
+            call="range",
+            end=pl.col("start") + pl.col("length"),
+            depth=_gather(nodes["depth"], node),
+            time_ns="length",
+            kernels=pl.lit(0),
+            own=pl.lit(True),
+        )
         outermost = calls["call"].gather(rows["call"]) == rows["call"]
         rows = rows.filter(outermost & (node != NONE))
         tables.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))

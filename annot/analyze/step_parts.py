@@ -203,9 +203,13 @@ COLLECTIVE_NAME: Final = r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$"
 
 _WINDOWS: Final = {"process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64}
 _SHARES: Final = {
-    "process": pl.Int64, "device": pl.Int64, "share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64,
+    "process": pl.Int64,
+    "device": pl.Int64,
+    "share": pl.String,
+    "ns": pl.Int64,
+    "hidden_ns": pl.Int64,
     "wall_ns": pl.Int64,
-}  # fmt: skip
+}
 _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
 _WORK: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("correlation", "start", "end", "launched"), pl.Int64),
@@ -381,11 +385,14 @@ def shares_of_devices(
 
 def _add_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
     share = (
-        pl.when(~pl.col("kernel")).then(pl.lit("copies"))
-        .when(pl.col("kind") == "collective").then(pl.lit("collectives"))
-        .when("tensor_cores").then(pl.lit("tensor_cores"))
+        pl.when(~pl.col("kernel"))
+        .then(pl.lit("copies"))
+        .when(pl.col("kind") == "collective")
+        .then(pl.lit("collectives"))
+        .when("tensor_cores")
+        .then(pl.lit("tensor_cores"))
         .otherwise(pl.lit("kernels"))
-    )  # fmt: skip
+    )
     launched = calls.start.gather(calls.rows(block["process"], block["correlation"])).alias("launched")
     shares = with_classes(block.select("name", "kernel")).select(share.alias("share")).to_series()
     return typed(block.with_columns(shares, launched), {"process": pl.Int64, "device": pl.Int64, **_WORK})

@@ -108,9 +108,12 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
         *verdict, reason = _verdict(module, kernels.get((layer, module, phase), []), seen, meta, tf32=tf32)
         rows.append((layer, module, phase, *verdict, ns, reason))
     schema = dict.fromkeys(KEY, pl.String) | {
-        "tc_eligible": pl.Boolean, "tc_used": pl.Boolean, "tc_ns": pl.Int64, "gpu_self_ns": pl.Int64,
+        "tc_eligible": pl.Boolean,
+        "tc_used": pl.Boolean,
+        "tc_ns": pl.Int64,
+        "gpu_self_ns": pl.Int64,
         "reason": pl.String,
-    }  # fmt: skip
+    }
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
@@ -284,9 +287,13 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     for block in attribution.activity_blocks():
         row = calls.rows(block["process"], block["correlation"])
         times = block.select(
-            column_ops.known(block["step"]), cs.by_name("process", "device", "stream", require_all=False), "gpu_ns",
-            start_ns="start", launch_start_ns=calls.start.gather(row), launch_ns=calls.ns.gather(row),
-        )  # fmt: skip
+            column_ops.known(block["step"]),
+            cs.by_name("process", "device", "stream", require_all=False),
+            "gpu_ns",
+            start_ns="start",
+            launch_start_ns=calls.start.gather(row),
+            launch_ns=calls.ns.gather(row),
+        )
         kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
         tables.append(typed(rows, _ITERATION))
@@ -324,11 +331,19 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     rows = layer_tensor_cores(attribution).join(kernels, on=KEY, how="left", maintain_order="left")
     rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & has_gpu_activities(attribution)))
     return rows.select(
-        *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
-        tc_share=over("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
-        tc_kernels=pl.col("tc_kernels").fill_null(0), tc_names=pl.col("tc_names").fill_null([]),
-        other_names=pl.col("other_names").fill_null([]), reason="reason",
-    )  # fmt: skip
+        *KEY,
+        "tc_eligible",
+        "tc_used",
+        "gpu_self_ns",
+        "tc_ns",
+        other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
+        tc_share=over("tc_ns", "gpu_self_ns"),
+        kernels=pl.col("kernels").fill_null(0),
+        tc_kernels=pl.col("tc_kernels").fill_null(0),
+        tc_names=pl.col("tc_names").fill_null([]),
+        other_names=pl.col("other_names").fill_null([]),
+        reason="reason",
+    )
 
 
 _OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason")
@@ -360,17 +375,37 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
     forward, backward = pl.col("phase") == "forward", pl.col("phase").is_in(["backward", "recompute"])
     calls = pl.when(forward.any()).then(pl.col("calls").filter(forward).sum()).otherwise(pl.col("calls").sum())
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(
-        calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(), pl.col("tc_eligible", "tc_used").any(),
-        forward_ns=time.filter(forward).sum(), backward_ns=time.filter(backward).sum(),
-    )  # fmt: skip
+        calls.alias("calls"),
+        pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
+        pl.col("tc_eligible", "tc_used").any(),
+        forward_ns=time.filter(forward).sum(),
+        backward_ns=time.filter(backward).sum(),
+    )
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
-    table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
-        pl.col("calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns").sum(),
-        pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64), layers=pl.len().cast(pl.Int64),
-        gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
-    )  # fmt: skip
+    table = (
+        per_layer.with_columns(mean.alias("mean"))
+        .group_by("module", maintain_order=True)
+        .agg(
+            pl.col("calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns").sum(),
+            pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64),
+            layers=pl.len().cast(pl.Int64),
+            gpu_min_ns=pl.col("mean").min(),
+            gpu_max_ns=pl.col("mean").max(),
+        )
+    )
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
-        "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
-        "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns",
-    )  # fmt: skip
+        "module",
+        "layers",
+        "tc_eligible",
+        "tc_used",
+        "calls",
+        "host_ns",
+        "gpu_ns",
+        "tc_ns",
+        "gpu_mean_ns",
+        "gpu_min_ns",
+        "gpu_max_ns",
+        "forward_ns",
+        "backward_ns",
+    )

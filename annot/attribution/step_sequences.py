@@ -170,8 +170,11 @@ _BESIDE_UPDATES: Final = r"(?i)zero_?grad|lr_?scheduler|clip_grad|^(?:unscale_|u
 """Texts of ranges of the phase optimizer that update no parameter. A loop may call them once per epoch."""
 
 _SPANS: Final[dict[str, type[pl.DataType]]] = {
-    "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean,
-}  # fmt: skip
+    "thread": pl.Int32,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "goes_on": pl.Boolean,
+}
 
 
 @dataclass(frozen=True, slots=True)
