@@ -521,7 +521,7 @@ def _match_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, 
 
 def _compared(of_a: pl.DataFrame, of_b: pl.DataFrame, longer: float) -> pl.DataFrame:
     """The rows of both runs (`_Side.means`) side by side with `_NUMBERS`, the largest slowdown first."""
-    *keys, _, _, _ = of_a.columns
+    keys = [name for name in of_a.columns if name == "all" or name not in _ONE]
     rows = of_a.join(of_b, on=keys, how="full", coalesce=True, suffix="_b")
     rows, a, b = rows.rename({"mean_ns": "a_ns", "mean_ns_b": "b_ns"}), pl.col("a_ns"), pl.col("b_ns")
     rows = rows.with_columns(

@@ -53,7 +53,21 @@ _INSTRUCTIONS: Final = {
     for op in ("add", "mul", "fma")
 }
 """Counters of thread instructions by type (f, d, h: 32, 64 and 16 bits) and operation."""
-_TENSOR: Final = r"^sm__ops_path_tensor_src_((?:bf|tf|fp)\d+(?:_fp\d+)*(?:_dst_fp\d+)?)$"
+_TENSOR: Final = {
+    f"tensor_{types}": (f"sm__ops_path_tensor_src_{types}",)
+    for types in (
+        "bf16_dst_fp32",
+        "fp16_dst_fp16",
+        "fp16_dst_fp32",
+        "tf32_dst_fp32",
+        "fp64",
+        "fp8_dst_fp16",
+        "fp8_dst_fp32",
+        "fp4_fp6_fp8_dst_fp16",
+        "fp4_fp6_fp8_dst_fp32",
+    )
+}
+"""Counters of operations of Tensor Cores by types of inputs and results."""
 _MEANS: Final = {
     "l1_throughput": (
         "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -145,7 +159,7 @@ def measured_work(attribution: Attribution) -> pl.DataFrame:
     kernels = _kernel_counters(attribution)
     if kernels is None:
         return pl.DataFrame(schema=empty)
-    counts = [name for name in kernels.columns if name in _INSTRUCTIONS or name.startswith(("count_", "tensor_"))]
+    counts = [*_INSTRUCTIONS, *_TENSOR, "count_sp", "count_dp", "count_hp"]
     double = [name for name in counts if name[0] == "d" or name in ("count_dp", "tensor_fp64")]
     rows = kernels.select(
         "name",
@@ -170,13 +184,12 @@ def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
     """Counters with a row per kernel and a column per quantity."""
     letter = pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)")
     scale = letter.replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
-    name = pl.col("name").str.replace(_PREFIX, "").str.strip_suffix(".sum").str.replace(_TENSOR, "tensor_$1")
+    name = pl.col("name").str.replace(_PREFIX, "").str.strip_suffix(".sum")
     named = metrics.with_columns(name, pl.col("value") * scale)
-    quantities = _SUMS | _INSTRUCTIONS | _MEANS
-    of_name = quantities | {name: (name,) for name in named["name"].unique() if name.startswith("tensor_")}
+    quantities = _SUMS | _INSTRUCTIONS | _TENSOR | _MEANS
     rows = [
         (name, quantity, rank, _factor(quantity, name))
-        for quantity, names in of_name.items()
+        for quantity, names in quantities.items()
         for rank, name in enumerate(names)
     ]
     table = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")

@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
+from importlib.resources import files
 from typing import Final
 
 import msgspec
@@ -59,7 +59,7 @@ class _Patterns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def patterns() -> _Patterns:
     """Return the patterns of names. To compile them takes longer than a report without kernels."""
-    file = Path(__file__).with_suffix(".toml").read_bytes()
+    file = (files("annot.analyze") / "kernel_names.toml").read_bytes()
     return msgspec.toml.decode(
         file, type=_Patterns, dec_hook=lambda _, alternatives: re.compile("|".join(alternatives))
     )

@@ -36,6 +36,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -130,7 +131,7 @@ class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def tables() -> _Tables:
     """Return the tables of devices."""
-    file = Path(__file__).with_suffix(".toml").read_bytes()
+    file = (files("annot.analyze") / "peaks.toml").read_bytes()
     return msgspec.toml.decode(file, type=_Tables, dec_hook=lambda _, pattern: re.compile(pattern))
 
 

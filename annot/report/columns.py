@@ -331,6 +331,9 @@ def summed(name: str) -> pl.Expr:
 def of_names(names: Iterable[str | Column]) -> list[Column]:
     """Return columns by name. A text has names separated by spaces, or is ``name=Title`` for another heading.
 
+    Raises:
+        ValueError: a name is unknown.
+
     Example:
         >>> [column.title for column in of_names(["calls kernels", "gpu_ns=Time in total"])]
         ['Calls', 'Kernels', 'Time in total']
@@ -341,8 +344,14 @@ def of_names(names: Iterable[str | Column]) -> list[Column]:
             columns.append(text)
             continue
         name, _, title = text.partition("=")
-        columns += [replace(COLUMNS[name], title=title)] if title else map(COLUMNS.__getitem__, text.split())
+        columns += [replace(_column(name), title=title)] if title else map(_column, text.split())
     return columns
+
+
+def _column(name: str) -> Column:
+    if name not in COLUMNS:
+        raise ValueError(f"a column must be a Column or the name of a column of annot, got {name!r}")
+    return COLUMNS[name]
 
 
 Columns = Mapping[str, Column]

@@ -17,7 +17,7 @@ from annot.analyze.comparable import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError
-from annot.report.table import COUNTS, GPU_TIMES, Options, Table, process
+from annot.report.table import COUNTS, GPU_TIMES, Options, Order, Table, process
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksTable, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
@@ -132,7 +132,20 @@ class Ranks(Frames):
         return str(self._compared(find_view("phase"), total=False).meta.get("verdict") or "")
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, each: bool = False, rank: int | None = None, **options: Any
+        self,
+        by: str = "layer",
+        columns: str = "time",
+        *,
+        each: bool = False,
+        depth: int | None = None,
+        top: int | None = None,
+        min_share: float = 0.0,
+        sort: Order = "order",
+        total: bool = False,
+        brief: bool = False,
+        expand: str | Sequence[str] = (),
+        draw: bool = True,
+        rank: int | None = None,
     ) -> ShownRanks | Shown:
         """Return the comparison of the ranks, or the view of one rank.
 
@@ -140,10 +153,9 @@ class Ranks(Frames):
         and communication. `top` and `min_share` use the median times.
 
         Args:
-            by, columns: see `Run.view`.
-            each: see `Run.view`; for one rank.
+            by, columns, top, min_share, sort, total: see `Run.view`.
+            each, depth, expand, brief, draw: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
-            options: top, min_share, sort and total, and for one rank depth, expand, brief and draw; see `Run.view`.
 
         Returns:
             With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
@@ -165,7 +177,10 @@ class Ranks(Frames):
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
         """
-        return self.make_table(find_view(by, columns, each=each), Options(**options), rank)
+        options = Options(
+            depth=depth, expand=expand, min_share=min_share, sort=sort, top=top, draw=draw, total=total, brief=brief
+        )
+        return self.make_table(find_view(by, columns, each=each), options, rank)
 
     def make_table(self, view: View, options: Options, rank: int | None = None) -> ShownRanks | Shown:
         """Return the comparison of the ranks, or the view of one rank; see `view`."""

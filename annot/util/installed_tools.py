@@ -220,7 +220,7 @@ def _output_of(command: list[str]) -> str | None:
 
 
 def run_tool(command: list[str], seconds: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a program without input, and return its output, to which errors belong.
+    r"""Run a program without input, and return its output, to which errors belong.
 
     Args:
         command: the program with its arguments.

@@ -387,6 +387,8 @@ def test_kernels_on_tensor_cores_have_their_roof() -> None:
         ("smsp__sass_thread_inst_executed_op_dfma_pred_on.sum", 20, 100),
         ("sm__ops_path_tensor_src_fp4_fp6_fp8_dst_fp32.sum", 10, 100),
         ("flop_count_hp", 10, 100),
+        ("tensor_precision_fu_utilization", 0, 100),
+        ("sm__ops_path_tensor_src_fp8.sum", 0, 100),
         ("dram__sectors_read.sum", 0, 10 * 32),
         ("dram_read_transactions.sum", 0, 10 * 32),
         ("dram_read_bytes", 0, 10),

@@ -166,7 +166,8 @@ def fusion(facts: Facts) -> Advice | None:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
     own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
-    more = f", and {own:.0%} in the forward methods of other layers, outside their submodules" * (own >= LEAST_CHANGE)
+    of_own = f", and {own:.0%} in the forward methods of other layers, outside their submodules"
+    more = of_own if own >= LEAST_CHANGE else ""
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -175,7 +176,7 @@ class Advice:
 
 
 class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Code and a sentence of an advice; empty: another text stays."""
+    """Code of an advice, and its sentence; without one, the sentence of the rule stays."""
 
     code: str
     advice: str = ""
@@ -192,7 +193,7 @@ class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def texts() -> _Texts:
     """Return texts that depend on the framework or the collective."""
-    return msgspec.toml.decode((Path(__file__).parent / "texts.toml").read_bytes(), type=_Texts)
+    return msgspec.toml.decode((files("annot.analyze.advice") / "texts.toml").read_bytes(), type=_Texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -162,7 +163,7 @@ def batch_size(facts: Facts) -> Advice | None:
         f"{', and scale the learning rate with it' if facts.has_backward else ''}.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
         f"{_mean_length(facts)} on average at batch size {size}",
-        f"DataLoader(dataset, batch_size={16 * -(-size // 8)})",
+        f"DataLoader(dataset, batch_size={2 * 8 * math.ceil(size / 8)})",
         share,
     )
 

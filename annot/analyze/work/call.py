@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources import files
 from typing import Final, TypeAlias
 
 import msgspec
@@ -29,7 +29,7 @@ class _Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: dict[str, dict[str, tuple[int, int]]]
 
 
-NAMES: Final = msgspec.toml.decode((Path(__file__).parent / "names.toml").read_bytes(), type=_Names)
+NAMES: Final = msgspec.toml.decode((files("annot.analyze.work") / "names.toml").read_bytes(), type=_Names)
 
 
 class UncountableError(Exception):

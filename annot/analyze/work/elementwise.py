@@ -59,9 +59,9 @@ def _normalised(call: Call, forward: tuple[int, int], backward: tuple[int, int],
 
 
 _MOMENTS: Final = ((5, 7), (8, 3))
-"""FLOPs per element: mean 1, difference 1, sum of squares 2, scale 1; affine parameters add 2. And of the gradients."""
+"""FLOPs per element, forward and of gradients: mean 1, difference 1, squares 2, scale 1; affine parameters add 2."""
 _SQUARES: Final = ((3, 4), (6, 2))
-"""FLOPs per element: sum of squares 2, scale 1; the affine parameter adds 1. And of the gradients."""
+"""FLOPs per element, forward and of gradients: sum of squares 2, scale 1; the affine parameter adds 1."""
 
 
 def _channel_norm(call: Call, axis: int, *, affine: bool = True) -> Cost:

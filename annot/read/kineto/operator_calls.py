@@ -126,13 +126,15 @@ _DTYPES: Final = {
     "short int": "i16",
 }
 _SCALARS: Final = ("Float", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
-_MORE_SCALARS: Final = {"UInt16": "u16", "UInt32": "u32", "ComplexFloat": "c64", "ComplexDouble": "c128"}
 _SCALAR_TYPES: Final = {
     **dict(zip(_SCALARS, _CODES, strict=True)),
     "Half": "f16",
     "BFloat16": "bf16",
+    "UInt16": "u16",
+    "UInt32": "u32",
     "UInt64": "u64",
-    **_MORE_SCALARS,
+    "ComplexFloat": "c64",
+    "ComplexDouble": "c128",
 }
 """Names of c10::ScalarType, which tools that rewrite traces use. Older releases call numbers ``Int`` and ``Double``."""
 _FLOAT8: Final = re.compile(r"(?:c10::)?Float8_(\w+)")

@@ -70,7 +70,6 @@ def _after(gap: int, kernels: list[tuple[str, int]], **more: Any) -> Run:
         ("cuda_graphs", _after(108, [(TENSOR, 47)] * 20, steps=1), _after(107, [(TENSOR, 47)] * 20, steps=1)),
         ("batch_size", _after(108, NINE, steps=1), _after(107, NINE, steps=1)),
         ("cuda_graphs", Run([(TENSOR, 50)] * 10, gap=8), Run([(TENSOR, 50)] * 9 + [(TENSOR, 51)], gap=8)),
-        ("cuda_graphs", Run([(TENSOR, 4)] * 10, gap=8), Run([(TENSOR, 4)] * 9, gap=8)),
         ("cuda_graphs", Run(SHORT, gap=8, calls=[WAIT] * 2), Run(SHORT, gap=8, calls=[WAIT] * 3)),
         ("cuda_graphs", Run(SHORT, gap=8), Run(SHORT, gap=8, calls=[GRAPH])),
         ("cuda_graphs", Run(SHORT, gap=8, steps=1), Run(SHORT, gap=8, steps=2, first=[(TENSOR, 4)])),
