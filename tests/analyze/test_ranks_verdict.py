@@ -53,6 +53,7 @@ def test_the_slowest_rank_and_the_wait_for_it(tmp_path: Path) -> None:
     assert Ranks(paths, workers=1).view().meta["verdict"] == f"Step 1.00 ms on 4 GPUs: {expected}"
 
 
+@pytest.mark.slow
 def test_reports_begin_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Terminal, JSON and page have the same sentence; a damaged rank leaves that of the others."""
     paths = _write(tmp_path, 500, 500, 600)

@@ -248,6 +248,7 @@ def test_depth_combines_rows_as_their_columns_say(path: str) -> None:
     assert set(run.view("layer", "tensor", depth=0).rows["layer"]) <= set(run.view("layer", depth=0).rows["layer"])
 
 
+@pytest.mark.slow
 def test_ranks_have_the_longest_rows_only(tmp_path: Path) -> None:
     """`top` and `min_share` are those of the median times."""
     ranks = Ranks([str(path) for path in write_ranks(tmp_path, 3)], workers=1)
@@ -350,6 +351,7 @@ def test_files_of_a_run(path: str, tmp_path: Path) -> None:
         run.to_html(tmp_path / "missing" / "a.html")
 
 
+@pytest.mark.slow
 def test_ranks_as_a_list_a_pattern_and_a_folder(tmp_path: Path) -> None:
     """Several profiles are the ranks of a run, however they are named."""
     paths = write_ranks(tmp_path / "logs", 2)
