@@ -156,6 +156,22 @@ def test_layers_of_a_compiled_graph_are_called_once_in_each_run() -> None:
     assert sorted(starts) == [10, 300]
 
 
+def test_a_layer_in_a_compiled_graph_starts_with_its_first_kernel() -> None:
+    rows = Rows().range("Forward CompiledGraph#0 |fwd", 0, 90).range("h.0 Block |fwd", 100, 110)
+    for start in (10, 30, 50):
+        rows.range("h.0.a |fwd", start, start + 10)
+    result = attribute(rows.build())
+    places = result.nodes.select("key", "start").iter_rows()
+    assert sorted(start for key, start in places if result.forest.keys.names[key][0] == "h.0") == [10]
+
+
+@pytest.mark.parametrize(("other", "calls"), [("h.0 |fwd", 1), ("h.0 CompiledGraph#1 |fwd", 1), ("h.0 Block |fwd", 2)])
+def test_layers_around_a_kernel_of_a_compiled_graph_have_a_class(other: str, calls: int) -> None:
+    """Elsewhere in the profile, other than that of a graph."""
+    rows = Rows().range("Forward CompiledGraph#0 |fwd", 0, 90).range("h.0.a |fwd", 10, 20).range(other, 100, 110)
+    assert by_layer(attribute(rows.build())).filter(layer="h.0")["calls"].to_list() == [calls]
+
+
 def test_started_ranges_of_processes_come_after_those_of_threads() -> None:
     rows = Rows().range("x", 5, 50, MAIN)
     rows.range("net Net |fwd", 0, 40, kind="start", domain="annot", end_thread=ENGINE)

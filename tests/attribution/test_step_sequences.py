@@ -260,6 +260,7 @@ def test_threads_that_prepare_data_while_others_train() -> None:
         ([("z", 0, 5, 104)], "xyxyxy"),  # as many overlap as not
         ([("z", 12, 28, 104), ("z", 52, 68, 104), ("z", 75, 79, 104)], "xyxyxy"),
         ([("z", 100, 105, 104)], "xyxyxyz"),
+        ([("z", 0, 10, 104)], "xyxyxy"),  # at the same time
     ],
 )
 def test_threads_of_a_pool_take_turns(beside: list[tuple[str, int, int, int]], expected: str) -> None:
