@@ -282,8 +282,8 @@ def test_owner_codes_of_the_first_and_the_last_row() -> None:
     for guesses, last in ((True, column_ops.GUESSED - 1), (False, column_ops.BY_TIME - 1)):
         rows, no = i32([0, 1, last]), pl.Series([False] * 3)
         expected = [*((row, False, False) for row in rows), *((row, True, False) for row in rows)]
-        codes = [*rows, *column_ops.by_time(rows), column_ops.NONE, column_ops.LEFT_OUT]
-        expected += [(column_ops.NONE, False, False)] * 2
+        codes = [*rows, *column_ops.by_time(rows), column_ops.NONE, column_ops.LEFT_OUT, None]
+        expected += [(column_ops.NONE, False, False)] * 3
         if guesses:
             codes += [*column_ops.guessed(rows, ~no), *column_ops.guessed(rows, no)]
             expected += [*((row, False, True) for row in rows), *((row, False, False) for row in rows)]

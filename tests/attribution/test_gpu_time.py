@@ -19,7 +19,6 @@ from annot.attribution.attribute import attribute
 from annot.attribution.gpu_time import FARTHEST, UNATTRIBUTED, Reach
 from annot.attribution.layer_tables import by_kernel, by_layer
 from annot.attribution.summary import by_step, summarize
-from annot.errors import AnnotError
 from annot.profile import Profile
 
 SEEDS = st.integers(0, 2**32)

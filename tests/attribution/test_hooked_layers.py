@@ -111,7 +111,10 @@ def test_nested_modules_and_the_root() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_backward_hooks_name_layers_before_sequence_numbers(first: bool) -> None:
-    """Also where the hook is the first range of the profile. Outside the hooks, an operation has the layer of its forward operation."""
+    """Also where the hook is the first range of the profile.
+
+    Outside the hooks, an operation has the layer of its forward operation.
+    """
     rows = Rows()
     if not first:
         rows.range("before", -9, -5)

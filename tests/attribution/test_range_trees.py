@@ -79,6 +79,12 @@ def test_backward_operations_have_the_layers_of_their_forward_without_loops() ->
     ]
 
 
+def test_a_backward_operation_may_be_the_first_range_of_the_profile() -> None:
+    rows = backward(Rows(), "MmBackward0", 100, 110, 1).kernel(105, (200, 203), ENGINE)
+    rows.range("a Linear |fwd", 0, 20).range("aten::mm", 5, 15, role="operator", sequence=1)
+    assert gpu(rows) == {("a", "backward"): 3}
+
+
 @pytest.mark.parametrize(
     ("inside", "expected"),
     [

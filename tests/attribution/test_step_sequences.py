@@ -172,6 +172,14 @@ def test_the_longest_range_is_searched_for_steps_inside() -> None:
     assert spans(rows) == [(0, 30), (30, 60), (60, 90), (90, 120)]
 
 
+@pytest.mark.parametrize(("around", "steps"), [(15, 4), (16, 0)])
+def test_the_search_goes_down_sixteen_levels(around: int, steps: int) -> None:
+    rows = loop("xyz", "xyz", "xyz", "xyz")
+    for level in range(around):
+        rows.range("o" * (1 + level), -1 - level, 121 + level)
+    assert len(spans(rows)) == steps
+
+
 def test_patterns_in_two_ranges_of_one_label_end_in_each() -> None:
     """A step lasts to the next one only in the same range."""
     rows = loop("xy", "xy", "xy", "xy", gap=5).range("fit", 0, 48).range("fit", 48, 99)
@@ -275,3 +283,16 @@ def test_threads_of_a_pool_take_turns(beside: list[tuple[str, int, int, int]], e
     taken, inside = step_sequences._taking_turns(top)
     assert "".join(forest.labels["text"].gather(taken["label"])) == expected
     assert [forest.labels["text"][label] for label in inside["label"]] == ["z"] * (beside[0][1] == 0)
+
+
+@pytest.mark.parametrize(("threads", "taken"), [(31, 31), (32, 32), (33, 32)])
+def test_at_most_thirty_two_threads_take_turns(threads: int, taken: int) -> None:
+    """Those with most time in their ranges."""
+    rows = Rows()
+    for place in range(threads):
+        rows.range("x", 100 * place, 100 * place + 10 + place, 101 + place)
+    forest = forest_of(rows)
+    top = step_sequences._rows(forest, (forest.tree["parent"] == -1).arg_true())
+    assert step_sequences._taking_turns(top)[0]["start"].to_list() == [
+        100 * place for place in range(threads - taken, threads)
+    ]

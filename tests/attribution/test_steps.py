@@ -335,6 +335,8 @@ def test_waits_that_another_range_follows_belong_to_no_step() -> None:
     together = rows.range("x", 95, 97, ENGINE)
     assert by_step(attribute(together.build()))["step_ns"].to_list() == [20, 30]
     assert by_step(attribute(rows.range("Batch validate 0 |step", 30, 50).build()))["step_ns"].to_list() == [20, 25]
+    before_all = training("Batch {} |step", count=2).range("Data |data", -10, 0)
+    assert by_step(attribute(before_all.build()))["step_ns"].to_list() == [30, 20]
     for until, expected in ((44, 5), (45, 0)):  # a batch that ends in the wait, or with it
         rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
         rows.range("Batch validate 0 |step", 30, until, ENGINE)
