@@ -79,10 +79,14 @@ def test_backward_operations_have_the_layers_of_their_forward_without_loops() ->
     ]
 
 
-def test_a_backward_operation_may_be_the_first_range_of_the_profile() -> None:
-    rows = backward(Rows(), "MmBackward0", 100, 110, 1).kernel(105, (200, 203), ENGINE)
-    rows.range("a Linear |fwd", 0, 20).range("aten::mm", 5, 15, role="operator", sequence=1)
-    assert gpu(rows) == {("a", "backward"): 3}
+def test_backward_operations_inside_the_first_range_of_the_profile() -> None:
+    rows = backward(Rows(), "AutogradNode", 100, 200)
+    for number, layer in ((1, "a"), (2, "b")):
+        rows.range(f"{layer} Linear |fwd", 20 * number, 20 * number + 15)
+        rows.range("aten::mm", 20 * number + 1, 20 * number + 9, role="operator", sequence=number)
+        backward(rows, "MmBackward0", 100 + 20 * number, 110 + 20 * number, number)
+        rows.kernel(105 + 20 * number, (300 + 20 * number, 302 + 21 * number), ENGINE)
+    assert gpu(rows) == {("a", "backward"): 3, ("b", "backward"): 4}
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_ranges_that_update_parameters(text: str, updates: bool) -> None:
         (("fbo", "fo", "fbo", "bo", "ffbo", "fbfbo"), [(0, 50), (50, 100), (100, 140), (140, 190)]),
         (("fbo", "fbfbo", "fbo", "ffb"), [(0, 30), (30, 80), (80, 110)]),  # the last step is cut
         (("fbo", "fbfbo", "f", "b"), []),
+        (("wwfbo", "wwfbfbo", "wwfbo", "wwffbo"), [(10, 50), (60, 120), (130, 170), (180, 230)]),  # from the last wait
     ],
 )
 def test_steps_that_end_with_the_optimizer(sequences: Sequence[str], expected: list[tuple[int, int]]) -> None:

@@ -317,11 +317,12 @@ def test_time_of_ranges_that_last_longer_than_the_selected_steps() -> None:
 )
 def test_waits_for_data_before_a_step(waits: list[tuple[int, int]], length: int) -> None:
     """The second of two steps of 20 ns, of which the first ends at 20 and the second starts at 100."""
-    rows = training("Batch {} |step", count=2)
-    for start, end in waits:
-        rows.range("Data |data", start, end, ENGINE)
-    times = by_step(attribute(rows.build()))["step_ns"].to_list()
-    assert times == [20, length]
+    for text in ("Batch {} |step", "iteration {}"):
+        rows = training(text, count=2)
+        for start, end in waits:
+            rows.range("Data |data", start, end, ENGINE)
+        steps = by_step(attribute(rows.build(), step_range=text.replace("{}", "#")))
+        assert steps["step_ns"].to_list() == [20, length]
 
 
 def test_waits_that_another_range_follows_belong_to_no_step() -> None:
