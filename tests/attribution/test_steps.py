@@ -317,12 +317,11 @@ def test_time_of_ranges_that_last_longer_than_the_selected_steps() -> None:
 )
 def test_waits_for_data_before_a_step(waits: list[tuple[int, int]], length: int) -> None:
     """The second of two steps of 20 ns, of which the first ends at 20 and the second starts at 100."""
-    for text in ("Batch {} |step", "iteration {}"):
-        rows = training(text, count=2)
-        for start, end in waits:
-            rows.range("Data |data", start, end, ENGINE)
-        steps = by_step(attribute(rows.build(), step_range=text.replace("{}", "#")))
-        assert steps["step_ns"].to_list() == [20, length]
+    rows = training("Batch {} |step", count=2)
+    for start, end in waits:
+        rows.range("Data |data", start, end, ENGINE)
+    times = by_step(attribute(rows.build()))["step_ns"].to_list()
+    assert times == [20, length]
 
 
 def test_waits_that_another_range_follows_belong_to_no_step() -> None:
@@ -336,12 +335,14 @@ def test_waits_that_another_range_follows_belong_to_no_step() -> None:
     together = rows.range("x", 95, 97, ENGINE)
     assert by_step(attribute(together.build()))["step_ns"].to_list() == [20, 30]
     assert by_step(attribute(rows.range("Batch validate 0 |step", 30, 50).build()))["step_ns"].to_list() == [20, 25]
-    before_all = training("Batch {} |step", count=2).range("Data |data", -10, 0)
-    assert by_step(attribute(before_all.build()))["step_ns"].to_list() == [30, 20]
-    for until, expected in ((44, 5), (45, 0)):  # a batch that ends in the wait, or with it
-        rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
-        rows.range("Batch validate 0 |step", 30, until, ENGINE)
-        assert by_step(attribute(rows.build()))["step_ns"].to_list() == [20, 25 + expected]
+
+
+@pytest.mark.parametrize(("until", "expected"), [(44, 30), (45, 25)])
+def test_waits_that_end_with_another_batch_belong_to_no_step(until: int, expected: int) -> None:
+    """A wait that ends later belongs to the step, as does one before all batches."""
+    rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
+    rows.range("Batch validate 0 |step", 30, until, ENGINE).range("Data |data", -10, 0)
+    assert by_step(attribute(rows.build()))["step_ns"].to_list() == [30, expected]
 
 
 def with_lengths(*lengths: int, text: str = "Batch {} |step", warm: int = 0) -> Rows:
