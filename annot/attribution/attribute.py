@@ -243,7 +243,7 @@ def _attribute(
     account = _account(source, forest, launches, attributor)
     names, busy = account.of_names(), account.busy()
     nodes = _node_table(forest, names, host)
-    on_gpu = nodes.select(pl.col("kernels", "copies").sum()).row(0) != (0, 0)
+    on_gpu = nodes.select(pl.col("kernels", "copies").sum()).sum_horizontal().item()
     if known(source.meta) and not (on_gpu or source.meta.get("totals")):
         nodes[attributor.outside, "host_self_ns"] = outside_ranges_ns(whole, forest, steps)
     return Attribution(

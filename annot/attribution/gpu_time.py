@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -195,7 +196,7 @@ class Reach:
     """Check that sums and differences of times fit into 64-bit integers, which do not detect overflow."""
 
     def __init__(self) -> None:
-        self._instants: list[int] = []
+        self._first, self._last = math.inf, -math.inf
         self._total = 0.0
 
     def add(self, table: pl.DataFrame) -> None:
@@ -204,15 +205,14 @@ class Reach:
         instants = [at for column in bounds for at in (column.min(), column.max()) if isinstance(at, int)]
         if not instants:
             return
-        instants += self._instants
-        self._instants = [min(instants), max(instants)]
+        self._first, self._last = min(self._first, *instants), max(self._last, *instants)
         if not self.too_far:
             self._total += float((bounds[1] - bounds[0]).cast(pl.Float64).clip(0).sum())
 
     @property
     def too_far(self) -> bool:
         """Whether the sum of the durations, or the time from the first start to the last end, exceeds `FARTHEST`."""
-        return self._total > FARTHEST or max(self._instants, default=0) - min(self._instants, default=0) > FARTHEST
+        return self._total > FARTHEST or self._last - self._first > FARTHEST
 
 
 class Attributor:

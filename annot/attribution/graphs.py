@@ -64,7 +64,8 @@ class Captures:
     @classmethod
     def of(cls, profiles: Iterable[Profile]) -> Captures:
         """Return the graphs that the profiles captured."""
-        files, empty, unnamed, threads, first_id = list[str](), list[str](), Counter[str](), 0, 0
+        files, empty, unnamed, threads = list[str](), list[str](), Counter[str](), 0
+        first_id = 0
         nodes, ranges = [pl.DataFrame(schema=_NODES)], [pl.DataFrame(schema=dict(RANGES))]
         for number, profile in enumerate(profiles):
             name = Path(str(profile.meta["source"])).name

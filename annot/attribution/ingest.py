@@ -270,7 +270,7 @@ def _thread_parents(
     processes = threads.table["process_code"].gather(shared["thread"])
     calls = shared.select("start", "end", process=processes).with_row_index("row").sort("start")
     parents = pl.Series("parent", [column_ops.NONE], pl.Int32).new_from_index(0, shared.height)
-    for (code,), process_calls in calls.partition_by("process", as_dict=True, maintain_order=True).items():
+    for (code,), process_calls in calls.partition_by("process", as_dict=True).items():
         inside = [thread for thread in threads.of_process(code) if thread in spans]
         hit = innermost_around(process_calls, tree, eligible, spans, inside)
         has_range = hit != column_ops.NONE

@@ -418,7 +418,7 @@ def _taking_turns(level: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """
     taken = level.clear()
     for thread in _busiest_first(level).head(_THREADS):
-        rows = level.filter(pl.col("thread") == thread).sort("start", "end", descending=[False, True])
+        rows = level.filter(pl.col("thread") == thread).sort("start")
         overlapping, apart = _overlaps(rows, taken)
         if overlapping <= apart:
             taken = pl.concat([taken, rows]).sort("start", "end", descending=[False, True], maintain_order=True)

@@ -145,7 +145,8 @@ class Steps:
             return None
         if self.found_by == _USUAL:
             spans = self.with_waits(forest).spans
-            covered = 0 if spans is None else int((spans["end"] - spans["start"]).sum())
+            assert spans is not None
+            covered = int((spans["end"] - spans["start"]).sum())
             process = forest.threads.table["process_code"].gather(forest.tree["thread"]).alias("process")
             ranges = forest.tree.select(process, "start", "end").join(self.table, on="process", how="semi")
             last = pl.max_horizontal(pl.col("end").max(), pl.lit(last_launch, pl.Int64))

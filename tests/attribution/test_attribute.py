@@ -18,8 +18,10 @@ from range_tables import ranges_of
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution.attribute import Attribution, attribute, process_spans
+from annot.attribution.gpu_time import FARTHEST
 from annot.attribution.layer_tables import by_kernel, by_layer, by_line, by_module, by_op, by_phase
 from annot.attribution.summary import by_step, summarize
+from annot.errors import AnnotError
 from annot.profile import Profile
 
 SEEDS = st.integers(0, 2**32)
@@ -311,3 +313,24 @@ def test_host_time_outside_ranges_in_selected_steps() -> None:
     for steps, outside in ((None, 20), (slice(1, 2), 0)):
         table = by_layer(attribute(rows.build(), steps=steps)).filter(layer="(unattributed)")
         assert table["host_self_ns"].sum() == outside
+
+
+def test_kernels_and_ranges_of_more_than_a_lifetime_are_errors() -> None:
+    half = int(FARTHEST) // 4
+    kernels = Rows().kernel(None, (-half, half)).kernel(None, (-half, half)).kernel(None, (0, 2048))
+    with pytest.raises(AnnotError, match="run has kernels and copies that take more than 146 years in all"):
+        attribute(kernels.build(source="run"))
+    ranges = Rows().range("a", -half, half).range("b", -half, half, ENGINE).range("c", 0, 2048)
+    with pytest.raises(AnnotError, match="run has ranges that take more than 146 years in all"):
+        attribute(ranges.build(source="run"))
+
+
+@pytest.mark.parametrize("block", [1, 2, 1 << 20])
+def test_a_node_starts_with_its_first_range(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Whatever the size of the blocks in which the times are added."""
+    monkeypatch.setitem(attribute.__globals__, "_SLICE", block)
+    rows = Rows()
+    for start in range(0, 100, 20):
+        rows.range("a Linear |fwd", start + 3, start + 10).range("b Linear |fwd", start + 11, start + 15)
+    nodes = attribute(rows.build()).nodes.drop_nulls("start")
+    assert nodes.select("start", "calls", "host_self_ns").rows() == [(3, 5, 35), (11, 5, 20)]

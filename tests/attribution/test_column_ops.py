@@ -265,6 +265,32 @@ def test_enclosing_and_innermost(seed: int) -> None:
     same_both_ways(lambda: column_ops.innermost(start, end, thread, parent))
 
 
+def test_a_range_is_innermost_again_when_those_inside_it_have_ended() -> None:
+    """Two ranges inside a third one, the second on another thread."""
+    columns = (i64([0, 1, 3]), i64([10, 5, 8]), i32([0, 0, 1]), i32([-1, 0, 0]))
+    counts, changes = same_both_ways(lambda: column_ops.innermost(*columns))
+    assert counts.to_list() == [0, 1, 1, 2, 1, 1, 0]
+    of_thread = changes.filter(thread=0)
+    assert of_thread.select("moment", "range").rows() == [(1, 0), (2, 1), (4, -1), (5, 0), (6, -1)]
+    assert changes.filter(thread=column_ops.ANY).select("moment", "range").rows() == [
+        (1, 0), (2, 1), (3, 2), (5, 0), (6, -1),
+    ]  # fmt: skip
+
+
+def test_owner_codes_of_the_first_and_the_last_row() -> None:
+    """With guesses, rows have 29 bits, else 30."""
+    for guesses, last in ((True, column_ops.GUESSED - 1), (False, column_ops.BY_TIME - 1)):
+        rows, no = i32([0, 1, last]), pl.Series([False] * 3)
+        expected = [*((row, False, False) for row in rows), *((row, True, False) for row in rows)]
+        codes = [*rows, *column_ops.by_time(rows), column_ops.NONE, column_ops.LEFT_OUT, None]
+        expected += [(column_ops.NONE, False, False)] * 3
+        if guesses:
+            codes += [*column_ops.guessed(rows, ~no), *column_ops.guessed(rows, no)]
+            expected += [*((row, False, True) for row in rows), *((row, False, False) for row in rows)]
+        owners = pl.DataFrame({"code": i32(codes)}).select(column_ops.owner_columns("code", guesses=guesses))
+        assert owners.select("range", "by_time", "guessed").rows() == expected
+
+
 @pytest.mark.parametrize(
     ("name", "columns"),
     [

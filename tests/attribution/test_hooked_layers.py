@@ -109,6 +109,25 @@ def test_nested_modules_and_the_root() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_backward_hooks_name_layers_before_sequence_numbers(first: bool) -> None:
+    """Also where the hook is the first range of the profile.
+
+    Outside the hooks, an operation has the layer of its forward operation.
+    """
+    rows = Rows()
+    if not first:
+        rows.range("before", -9, -5)
+    rows.range("FSDP::pre_backward (a)", 100, 105, ENGINE).range("FSDP::post_backward_reduce (a)", 130, 135, ENGINE)
+    rows.range("FSDP::pre_forward (b)", 0, 5).range("FSDP::post_forward (b)", 30, 35)
+    rows.range("aten::mm", 10, 20, role="operator", sequence=1)
+    for start in (110, 140):
+        rows.range("MmBackward0", start, start + 10, ENGINE, role="backward", sequence=1)
+        rows.kernel(start + 5, (start + 5, start + 7), ENGINE)
+    table = by_layer(attribute(rows.build())).filter(pl.col("gpu_ns") > 0)
+    assert table.select("layer", "phase", "gpu_ns").rows() == [("a", "backward", 2), ("b", "backward", 2)]
+
+
 def test_hooks_inside_named_layers_are_operations() -> None:
     """Where annot's ranges name the layers, hooks of FSDP are operations in them."""
     rows = Rows().range("blocks.0 Block |fwd", 0, 100, domain="annot").kernel(50, (50, 57))

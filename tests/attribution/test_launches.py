@@ -69,6 +69,7 @@ def test_calls_without_an_id_or_a_start_are_ignored_and_others_end_no_earlier_th
     [
         ([[(15, 1)], [(35, 1)]], True),
         ([[(35, 1)], [(15, 1)]], False),
+        ([[(35, 1)], [(15, 1), (40, 2)]], False),
         ([[(35, 1)], [(15, 2)]], True),  # ids that come once
         ([[(15, 2), (35, 1)], [(35, 1)]], True),
         ([[(15, 2), (35, 1)], [(34, 1)]], False),

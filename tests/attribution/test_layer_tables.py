@@ -160,6 +160,17 @@ def test_crossing_ranges_have_calls_and_host_time_and_no_own_time() -> None:
     assert by_line(result).filter(layer="net", phase="forward")["calls"].to_list() == [2]
 
 
+def test_host_time_counts_ranges_that_overlap_inside_once() -> None:
+    """Those of processes, such as layers of a graph that run at the same time."""
+    started: dict[str, Any] = {"kind": "start", "domain": "annot"}
+    rows = Rows().range("Epoch 0 |epoch", 0, 110).range("Batch 0 |step", 0, 100)
+    rows.range("a Linear |fwd", 5, 15, **started).range("a Linear |fwd", 10, 18, **started)
+    table = by_layer(attribute(rows.build()))
+    assert table.select("layer", "host_ns", "host_self_ns").sort("layer").rows() == [
+        ("(batch)", 100, 87), ("(epoch)", 110, 10), ("a", 18, 18),
+    ]  # fmt: skip
+
+
 def test_shapes_of_a_layer_are_the_eight_most_frequent() -> None:
     rows = Rows()
     for size in range(10):

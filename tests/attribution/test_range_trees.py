@@ -79,6 +79,16 @@ def test_backward_operations_have_the_layers_of_their_forward_without_loops() ->
     ]
 
 
+def test_backward_operations_inside_the_first_range_of_the_profile() -> None:
+    rows = backward(Rows(), "AutogradNode", 100, 200)
+    for number, layer in ((1, "a"), (2, "b")):
+        rows.range(f"{layer} Linear |fwd", 20 * number, 20 * number + 15)
+        rows.range("aten::mm", 20 * number + 1, 20 * number + 9, role="operator", sequence=number)
+        backward(rows, "MmBackward0", 100 + 20 * number, 110 + 20 * number, number)
+        rows.kernel(105 + 20 * number, (300 + 20 * number, 302 + 21 * number), ENGINE)
+    assert gpu(rows) == {("a", "backward"): 3, ("b", "backward"): 4}
+
+
 @pytest.mark.parametrize(
     ("inside", "expected"),
     [
@@ -154,6 +164,22 @@ def test_layers_of_a_compiled_graph_are_called_once_in_each_run() -> None:
     names, nodes = result.forest.keys.names, result.nodes
     starts = [start for key, start in nodes.select("key", "start").iter_rows() if names[key][0] == "h.0"]
     assert sorted(starts) == [10, 300]
+
+
+def test_a_layer_in_a_compiled_graph_starts_with_its_first_kernel() -> None:
+    rows = Rows().range("Forward CompiledGraph#0 |fwd", 0, 90).range("h.0 Block |fwd", 100, 110)
+    for start in (10, 30, 50):
+        rows.range("h.0.a |fwd", start, start + 10)
+    result = attribute(rows.build())
+    places = result.nodes.select("key", "start").iter_rows()
+    assert sorted(start for key, start in places if result.forest.keys.names[key][0] == "h.0") == [10]
+
+
+@pytest.mark.parametrize(("other", "calls"), [("h.0 |fwd", 1), ("h.0 CompiledGraph#1 |fwd", 1), ("h.0 Block |fwd", 2)])
+def test_layers_around_a_kernel_of_a_compiled_graph_have_a_class(other: str, calls: int) -> None:
+    """Elsewhere in the profile, other than that of a graph."""
+    rows = Rows().range("Forward CompiledGraph#0 |fwd", 0, 90).range("h.0.a |fwd", 10, 20).range(other, 100, 110)
+    assert by_layer(attribute(rows.build())).filter(layer="h.0")["calls"].to_list() == [calls]
 
 
 def test_started_ranges_of_processes_come_after_those_of_threads() -> None:

@@ -144,6 +144,7 @@ def test_ranges_that_update_parameters(text: str, updates: bool) -> None:
         (("fbo", "fo", "fbo", "bo", "ffbo", "fbfbo"), [(0, 50), (50, 100), (100, 140), (140, 190)]),
         (("fbo", "fbfbo", "fbo", "ffb"), [(0, 30), (30, 80), (80, 110)]),  # the last step is cut
         (("fbo", "fbfbo", "f", "b"), []),
+        (("wwfbo", "wwfbfbo", "wwfbo", "wwffbo"), [(10, 50), (60, 120), (130, 170), (180, 230)]),  # from the last wait
     ],
 )
 def test_steps_that_end_with_the_optimizer(sequences: Sequence[str], expected: list[tuple[int, int]]) -> None:
@@ -170,6 +171,14 @@ def test_the_longest_range_is_searched_for_steps_inside() -> None:
     """Level by level, and only the ranges inside, not those beside it on the thread."""
     rows = loop("xyz", "xyz", "xyz", "xyz").range("train", 0, 125).range("main", 0, 130).range("rest", 140, 150)
     assert spans(rows) == [(0, 30), (30, 60), (60, 90), (90, 120)]
+
+
+@pytest.mark.parametrize(("around", "steps"), [(15, 4), (16, 0)])
+def test_the_search_goes_down_sixteen_levels(around: int, steps: int) -> None:
+    rows = loop("xyz", "xyz", "xyz", "xyz")
+    for level in range(around):
+        rows.range("o" * (1 + level), -1 - level, 121 + level)
+    assert len(spans(rows)) == steps
 
 
 def test_patterns_in_two_ranges_of_one_label_end_in_each() -> None:
@@ -260,6 +269,7 @@ def test_threads_that_prepare_data_while_others_train() -> None:
         ([("z", 0, 5, 104)], "xyxyxy"),  # as many overlap as not
         ([("z", 12, 28, 104), ("z", 52, 68, 104), ("z", 75, 79, 104)], "xyxyxy"),
         ([("z", 100, 105, 104)], "xyxyxyz"),
+        ([("z", 0, 10, 104)], "xyxyxy"),  # at the same time
     ],
 )
 def test_threads_of_a_pool_take_turns(beside: list[tuple[str, int, int, int]], expected: str) -> None:
@@ -274,3 +284,16 @@ def test_threads_of_a_pool_take_turns(beside: list[tuple[str, int, int, int]], e
     taken, inside = step_sequences._taking_turns(top)
     assert "".join(forest.labels["text"].gather(taken["label"])) == expected
     assert [forest.labels["text"][label] for label in inside["label"]] == ["z"] * (beside[0][1] == 0)
+
+
+@pytest.mark.parametrize(("threads", "taken"), [(31, 31), (32, 32), (33, 32)])
+def test_at_most_thirty_two_threads_take_turns(threads: int, taken: int) -> None:
+    """Those with most time in their ranges."""
+    rows = Rows()
+    for place in range(threads):
+        rows.range("x", 100 * place, 100 * place + 10 + place, 101 + place)
+    forest = forest_of(rows)
+    top = step_sequences._rows(forest, (forest.tree["parent"] == -1).arg_true())
+    assert step_sequences._taking_turns(top)[0]["start"].to_list() == [
+        100 * place for place in range(threads - taken, threads)
+    ]

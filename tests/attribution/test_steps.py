@@ -337,6 +337,14 @@ def test_waits_that_another_range_follows_belong_to_no_step() -> None:
     assert by_step(attribute(rows.range("Batch validate 0 |step", 30, 50).build()))["step_ns"].to_list() == [20, 25]
 
 
+@pytest.mark.parametrize(("until", "expected"), [(44, 30), (45, 25)])
+def test_waits_that_end_with_another_batch_belong_to_no_step(until: int, expected: int) -> None:
+    """A wait that ends later belongs to the step, as does one before all batches."""
+    rows = training("Batch {} |step", count=2).range("Data |data", 40, 45).range("Data |data", 95, 100)
+    rows.range("Batch validate 0 |step", 30, until, ENGINE).range("Data |data", -10, 0)
+    assert by_step(attribute(rows.build()))["step_ns"].to_list() == [30, expected]
+
+
 def with_lengths(*lengths: int, text: str = "Batch {} |step", warm: int = 0) -> Rows:
     rows, start = Rows(), 0
     for step, length in enumerate(lengths):

@@ -62,6 +62,7 @@ def test_steps_without_kernels_on_a_gpu_that_is_behind() -> None:
 
 def test_waits_on_a_gpu_that_is_behind_do_not_overlap_steps_and_each_other() -> None:
     rows = Rows().range("Data |data", 45, 60).range("Data |data", 50, 58, ENGINE).range("Data |data", 20, 30)
+    rows.range("Data |data", 52, 60, 103).range("Data |data", 46, 46, 104)
     for step in range(2):
         rows.range(f"Batch {step} |step", 60 * step, 60 * step + 40)
     spans = step_spans(attribute(rows.build()))
