@@ -51,7 +51,7 @@ class Room:
     guards: bool = False
 
 
-_SECONDS: Final = 6
+_SECONDS: Final = 15
 """CPU time of the tests that run with a mutant. What slower tests alone notice counts as survived."""
 _ADVICE: Final = tuple(
     f"tests/analyze/advice/test_{name}.py"
