@@ -395,17 +395,6 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
     )
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
-        "module",
-        "layers",
-        "tc_eligible",
-        "tc_used",
-        "calls",
-        "host_ns",
-        "gpu_ns",
-        "tc_ns",
-        "gpu_mean_ns",
-        "gpu_min_ns",
-        "gpu_max_ns",
-        "forward_ns",
-        "backward_ns",
+        pl.col("module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns"),
+        pl.col("gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
@@ -74,6 +74,8 @@ def test_inside_one_long_range(texts: tuple[str, ...], seed: int, lengths: list[
 
 
 @given(seeds, seeds, durations, st.integers(3, 10), st.integers(5, 30), st.integers(0, 20))
+@example(seed=0, other=16262, lengths=[12, 1, 1, 1], count=3, fetch=5, shift=0)  # the loader repeats with the steps
+@example(seed=0, other=150500, lengths=[1, 1, 1, 1], count=3, fetch=5, shift=0)  # one thread has all optimizer ranges
 @settings(max_examples=examples(100), deadline=None)
 def test_threads_that_load_data_and_other_processes(
     seed: int, other: int, lengths: list[int], count: int, fetch: int, shift: int
