@@ -26,7 +26,7 @@ from annot.cli import output
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
-    from annot.analyze.compare import Comparison, Folds
+    from annot.analyze.comparison.compare import Comparison, Folds
     from annot.attribution.attribute import Attribution
 
 _EXAMPLES = """\
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
-    from annot.analyze.compare import compare
+    from annot.analyze.comparison.compare import compare
     from annot.cli.progress import progress
     from annot.report.table import Options, process
     from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _gate(comparison: Comparison, args: argparse.Namespace) -> int:
     """Return the exit status of --fail-above, and say why it is not 0."""
-    from annot.analyze.compare import is_step_slower, regressions
+    from annot.analyze.comparison.compare import is_step_slower, regressions
 
     if comparison.comparability.reasons and not args.force:
         output.say(f"{args.a} and {args.b} are not comparable:")

@@ -15,8 +15,8 @@ from shared_data import shared, unpacked
 from tables import Rows
 
 from annot import batches, emit_ranges, record
-from annot.analyze.comparable import comparability
-from annot.analyze.compare import compare, regressions
+from annot.analyze.comparison.comparable import comparability
+from annot.analyze.comparison.compare import compare, regressions
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.profile import Profile

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.compare import Nesting, Times, Tree, compare, regressions
+from annot.analyze.comparison.compare import compare, regressions
+from annot.analyze.comparison.nesting import Nesting, Times, Tree
 from annot.attribution.attribute import Attribution, attribute
 
 US = 1000

@@ -15,7 +15,7 @@ from shared_data import shared
 from tables import Rows
 
 import annot
-from annot.analyze.comparable import comparability
+from annot.analyze.comparison.comparable import comparability
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
 from annot.attribution.summary import by_step, summarize

@@ -11,7 +11,7 @@ from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.advice import Facts
-from annot.analyze.compare import compare
+from annot.analyze.comparison.compare import compare
 from annot.analyze.run_summary import step_time
 from annot.analyze.verdict import verdict
 from annot.attribution.attribute import Attribution, attribute

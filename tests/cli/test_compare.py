@@ -14,7 +14,7 @@ from shared_data import shared
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
-from annot.analyze.compare import SUBJECTS, compare, is_step_slower, regressions
+from annot.analyze.comparison.compare import SUBJECTS, compare, is_step_slower, regressions
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.layer_tables import by_layer
 from annot.cli.main import main

@@ -22,7 +22,7 @@ from tables import Rows
 
 import annot
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.compare import compare
+from annot.analyze.comparison.compare import compare
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
 from annot.analyze.peaks import given_peaks
 from annot.attribution.attribute import Attribution, attribute

@@ -10,7 +10,7 @@ import pytest
 from report_pages import page_data
 from tables import Rows
 
-from annot.analyze.compare import compare
+from annot.analyze.comparison.compare import compare
 from annot.analyze.peaks import Peaks
 from annot.analyze.timeline import timeline
 from annot.attribution.attribute import attribute

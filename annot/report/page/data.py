@@ -10,7 +10,7 @@ import polars as pl
 import polars.selectors as cs
 
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.compare import SUBJECTS, compare
+from annot.analyze.comparison.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import self_times_by_step
 from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import by_class, short_names, with_classes, with_short_names

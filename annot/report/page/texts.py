@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from annot.analyze.compare import Comparison
+from annot.analyze.comparison.compare import Comparison
 from annot.analyze.timeline import Timeline
 from annot.report.units import count, duration, share
 

@@ -10,8 +10,8 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.analyze.comparable import Comparability
-from annot.analyze.compare import Comparison
+from annot.analyze.comparison.comparable import Comparability
+from annot.analyze.comparison.compare import Comparison
 from annot.analyze.kernel_names import short_names
 from annot.report.columns import COMPARED, head
 from annot.report.table import Options, Table, select, top

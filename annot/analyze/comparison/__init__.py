@@ -1,0 +1,1 @@
+"""Comparison of runs of the same training: whether they can be compared, and what became slower."""
