@@ -32,12 +32,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from annot.cli.output import console_for, say
 from annot.util.whole_files import write_file
@@ -80,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the missing runs, then write table and charts. Return 1 if all runs failed."""
+    from annot.collect.logged_run import terminable
     from annot.errors import AnnotError
     from annot.report.charts.chart import as_svg
     from annot.sweep.grid import read_sweep
@@ -98,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             state = "  # finished" if finished(folder, sweep_run) else ""
             print(f"{shlex.join(sweep_run.command)}{state}")
         return 0
-    with locked(folder), _terminable():
+    with locked(folder), terminable():
         table = table_of_runs(sweep, folder, _results(sweep, folder, retry=args.retry))
     meta = {"config": str(args.config), "parameters": sweep.parameters, "plots": sweep.plots}
     table.write_parquet(folder / "table.parquet", metadata={"annot": json.dumps(meta)})
@@ -110,20 +108,6 @@ def run(args: argparse.Namespace) -> int:
     _print_runs(runs, table)
     say(f"wrote {folder / 'table.parquet'}")
     return 0 if runs.height else 1
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Exit on SIGTERM, which also terminates the current run."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:

@@ -45,6 +45,8 @@ class BuildNative(build_ext):
             ]
             for extension in self.distribution.ext_modules:
                 extension.py_limited_api = False
+        for extension in self.distribution.ext_modules or ():  # setuptools before 83 keeps the lists of TOML
+            extension.define_macros = [tuple(macro) for macro in extension.define_macros]
         super().finalize_options()
         self.include_dirs: list[str] = [*nvtx_include_dirs(), *(self.include_dirs or [])]
 

@@ -11,25 +11,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from annot.collect.collectors import choose
-from annot.collect.run import shell_status
+from annot.collect.logged_run import LoggedRun
 from annot.errors import AnnotError
 from annot.sweep.grid import Run, Sweep
-
-_TIMED_OUT: Final = 124
-"""Exit status of a run that exceeds its timeout, as from the `timeout` command."""
-_PATIENCE: Final = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +86,27 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
         AnnotError: the folder cannot be written, or the collector is not installed.
     """
     own_folder = run_folder(folder, run)
-    profile = own_folder / f"profile{choose(sweep.collector).suffix}"
+    logged = LoggedRun(
+        command=run.command,
+        profile=own_folder / f"profile{choose(sweep.collector).suffix}",
+        log=own_folder / "log.txt",
+        collector=sweep.collector,
+        environment=run.environment,
+        timeout=sweep.timeout,
+    )
     start = time.monotonic()
     try:
         own_folder.mkdir(exist_ok=True)
         (own_folder / "result.json").unlink(missing_ok=True)
-        status = _execute(run, sweep, profile, own_folder / "log.txt")
-        recorded = profile.name if profile.exists() else None
-        problem = _problem(status, own_folder / "log.txt", recorded, sweep.timeout)
+        status = logged.run()
         seconds = round(time.monotonic() - start, 3)
         result = Result(
             parameters=run.parameters,
             command=list(run.command),
             status=status,
-            problem=problem,
+            problem=logged.problem(status),
             seconds=seconds,
-            profile=recorded,
+            profile=logged.profile.name if logged.profile.exists() else None,
         )
         temporary = own_folder / "result.tmp"
         temporary.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
@@ -118,48 +114,3 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
     except OSError as error:
         raise AnnotError(f"{own_folder} cannot be written: {error.strerror}") from None
     return result
-
-
-def _execute(run: Run, sweep: Sweep, profile: Path, log: Path) -> int:
-    """Run the command through `annot run`, with its output in a log file."""
-    options = ["--collector", sweep.collector, "--force", "--no-report", "-o", str(profile)]
-    words = [sys.executable, "-P", "-m", "annot", "run", *options, "--", *run.command]
-    environ = {**os.environ, **run.environment}
-    with log.open("wb") as file:
-        # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
-        child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
-        )
-    try:
-        return shell_status(child.wait(sweep.timeout))
-    except subprocess.TimeoutExpired:
-        _end(child)
-        return _TIMED_OUT
-    except BaseException:
-        _end(child)
-        raise
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the command. `annot run` forwards SIGTERM and still writes the profile."""
-    child.terminate()
-    try:
-        child.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def _problem(status: int, log: Path, profile: str | None, timeout: float | None) -> str | None:
-    if status == _TIMED_OUT and timeout is not None:
-        return f"exceeded the timeout of {timeout:g} s"
-    if status:
-        return f"exit status {status}: {_last_line(log)}"
-    return None if profile else f"no profile was written: {_last_line(log)}"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of the log, without annot's messages other than errors."""
-    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
-    output = [line for line in lines if line and (not line.startswith("annot: ") or line.startswith("annot: error: "))]
-    return output[-1].removeprefix("annot: error: ")[:200] if output else "no output"

@@ -130,6 +130,18 @@ def test_wheel_of_a_free_threaded_python(tmp_path: Path) -> None:
     assert tags[3:] == [f"annot/native/_recorder{suffix}", f"annot/native/_tf_ops{suffix}"]
 
 
+def test_macros_of_extensions_are_tuples() -> None:
+    """setuptools before 83 leaves them as the lists of pyproject.toml, which its compiler does not accept."""
+    from setuptools import Distribution, Extension
+
+    from annot.native._build import BuildNative
+
+    extension = Extension("annot.native._emit", [])
+    extension.define_macros = [["Py_LIMITED_API", "0x030B0000"]]
+    BuildNative(Distribution({"ext_modules": [extension]})).finalize_options()
+    assert extension.define_macros == [("Py_LIMITED_API", "0x030B0000")]
+
+
 def test_wheel_is_small(built: Path) -> None:
     """The wheel takes less than 2 MB, and needs no framework."""
     (wheel,) = built.glob("*.whl")

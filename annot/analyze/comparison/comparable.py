@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.comparison.digest import device_names
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer
@@ -116,14 +117,6 @@ def comparability(a: Attribution, b: Attribution) -> Comparability:
     checks = (_time, _device, _profiler, _ranks, _steps, _layers, _kernels, _calls, _shapes, _dtypes)
     texts = ((kind, check(a, b)) for kind, check in zip(get_args(Kind), checks, strict=True))
     return Comparability(tuple(Reason(kind, text) for kind, text in texts if text), tuple(_notes(a, b)))
-
-
-def device_names(attribution: Attribution) -> list[str]:
-    """Return the distinct names of the devices that the run used, or of all devices if the used ones are unknown."""
-    devices: list[dict[str, Any]] = list(attribution.meta.get("devices", ()))
-    numbered = {device.get("cuDevice", device.get("id")): device for device in devices}
-    used = [numbered[number] for number in attribution.device_busy["device"].unique().sort() if number in numbered]
-    return list(dict.fromkeys(str(device["name"]) for device in used or devices if device.get("name")))
 
 
 def _time(a: Attribution, b: Attribution) -> str:

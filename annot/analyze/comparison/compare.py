@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
-from annot.analyze.comparison.comparable import Comparability, comparability, device_names, fused_layers
+from annot.analyze.comparison.comparable import Comparability, comparability, fused_layers
+from annot.analyze.comparison.digest import device_names
 from annot.analyze.comparison.nesting import Nesting, Times, Tree
 from annot.analyze.gpu_activities import range_self_times, sums_by_group
 from annot.analyze.kernel_names import classify

@@ -1,0 +1,139 @@
+"""Run commands in turns under a collector, each several times: A B, B A, A B, ...
+
+A drift of the machine, such as a rising temperature, then affects all commands alike.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from annot.collect.collectors import choose
+from annot.collect.logged_run import LoggedRun
+from annot.collect.run import resolve_command
+from annot.errors import AnnotError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of an alternation.
+
+    Example:
+        >>> Command(name="before", words=("python", "train.py")).name
+        'before'
+    """
+
+    name: str
+    """Name in messages and file names. The names of an alternation differ."""
+    words: Sequence[str]
+    """Command and arguments."""
+    folder: Path | None = None
+    """Working directory; None: that of this process."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are added to the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A finished run."""
+
+    name: str
+    """Name of the command."""
+    number: int
+    """Number of the run among those of the command, from 1."""
+    profile: Path
+    """Profile in the folder of the alternation: ``before1.sqlite``; its log is ``before1.txt``."""
+
+
+def alternate(
+    commands: Sequence[Command],
+    times: int,
+    folder: Path,
+    *,
+    collector: str = "auto",
+    layers: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Recorded]:
+    """Run each command `times` times in turns, with one profile per run in a folder, and yield each finished run.
+
+    The order of the commands is reversed in every other round. The caller can stop after any run. A profile that is
+    already in the folder is from a finished run: its run is yielded and not repeated. Standard input of the commands is
+    empty, and their output goes to log files in the folder. If this process is interrupted, the command that runs is
+    terminated, and the folder contains the profiles of the finished runs only.
+
+    Args:
+        commands: the commands.
+        times: number of rounds.
+        folder: folder for profiles and logs; created if missing.
+        collector: name of the collector, see `annot.collect.collectors.choose`.
+        layers: emit ranges of all models that the commands call.
+        say: receives a line before each run.
+
+    Raises:
+        CommandError: before any run, if a command does not exist or cannot be executed.
+        AnnotError: the collector is not installed, the folder cannot be written, or a command failed or recorded
+            nothing.
+    """
+    suffix = choose(collector).suffix
+    for command in commands:
+        _check(command)
+    total = times * len(commands)
+    for index in range(total):
+        number, turn = divmod(index, len(commands))
+        command = commands[turn if number % 2 == 0 else -1 - turn]
+        recorded = Recorded(command.name, number + 1, folder / f"{command.name}{number + 1}{suffix}")
+        if not recorded.profile.exists():
+            say(f"run {index + 1} of {total}: {command.name}, {shlex.join(command.words)}")
+            _record(command, recorded, collector, layers)
+        yield recorded
+
+
+def _check(command: Command) -> None:
+    try:
+        with chdir(command.folder or "."):
+            resolve_command(command.words)
+    except OSError as error:
+        raise AnnotError(f"{command.folder} cannot be used as working directory: {error.strerror}") from None
+
+
+def _record(command: Command, recorded: Recorded, collector: str, layers: bool) -> None:
+    """Run a command. Its files are in a folder inside that of the alternation until it has succeeded."""
+    folder, name = recorded.profile.parent, f"{recorded.name}{recorded.number}"
+    running = folder / "running"
+    run = LoggedRun(
+        command=command.words,
+        profile=running / recorded.profile.name,
+        log=folder / f"{name}.txt",
+        collector=collector,
+        layers=layers,
+        folder=command.folder,
+        environment=command.environment,
+    )
+    try:
+        running.mkdir(parents=True, exist_ok=True)
+        try:
+            problem = run.problem(run.run())
+            if problem is None:
+                files = [path for path in running.iterdir() if path.is_file()]
+                for path in sorted(files, key=lambda path: path == run.profile):  # the profile last
+                    os.replace(path, folder / path.name)
+        finally:
+            _remove(running)
+    except OSError as error:
+        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
+    if problem is not None:
+        words = shlex.join(command.words)
+        raise AnnotError(f"run {recorded.number} of {recorded.name} ({words}) failed: {problem}; output: {run.log}")
+
+
+def _remove(running: Path) -> None:
+    """Remove the folder of a run with the files of an unfinished run; recorded data that annot left stays."""
+    for path in running.iterdir():
+        if path.is_file():
+            path.unlink()
+    if not any(running.iterdir()):
+        running.rmdir()

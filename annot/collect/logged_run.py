@@ -1,0 +1,121 @@
+"""Run a command through `annot run` without a terminal: its output goes to a log file, and an interruption ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from annot.collect.run import SIGNALED, shell_status
+
+TIMED_OUT: Final = 124
+"""Exit status of a run that exceeds its timeout, as from the `timeout` command."""
+_PATIENCE: Final = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """A command to run under a collector, with its files.
+
+    `run` raises OSError if the log file cannot be written.
+    """
+
+    command: Sequence[str]
+    """Command and arguments."""
+    profile: Path
+    """Profile to write. An existing file is replaced."""
+    log: Path
+    """File for the output of the command and the messages of annot."""
+    collector: str = "auto"
+    """Name of the collector, see `annot.collect.collectors.choose`."""
+    layers: bool = False
+    """Whether Python processes of the command emit ranges of all their models."""
+    folder: Path | None = None
+    """Working directory of the command; None: that of this process."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are added to the environment."""
+    timeout: float | None = None
+    """Seconds after which the command is terminated; None: unlimited."""
+
+    def run(self) -> int:
+        """Run the command with an empty standard input, and return its exit status as a shell reports it.
+
+        If this process is interrupted, the command is terminated, also by a second Ctrl-C.
+        """
+        options = ["--collector", self.collector, "--force", "--no-report", *(["--layers"] if self.layers else [])]
+        output = ["-o", os.path.abspath(self.profile)]
+        words = [sys.executable, "-P", "-m", "annot", "run", *options, *output, "--", *self.command]
+        environ = {**os.environ, **self.environment}
+        with self.log.open("wb") as file:
+            # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
+            child = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environ,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        try:
+            return shell_status(child.wait(self.timeout))
+        except subprocess.TimeoutExpired:
+            _end(child)
+            return TIMED_OUT
+        except BaseException:
+            _end(child)
+            raise
+
+    def problem(self, status: int) -> str | None:
+        """Return why the run failed, in words; None: it ended with status 0 and wrote a profile.
+
+        Args:
+            status: exit status from `run`.
+        """
+        if status == TIMED_OUT and self.timeout is not None:
+            return f"exceeded the timeout of {self.timeout:g} s"
+        if status:
+            return f"exit status {status}: {self._last_line()}"
+        return None if self.profile.exists() else f"no profile was written: {self._last_line()}"
+
+    def _last_line(self) -> str:
+        """Return the last line of the log, without annot's messages other than errors."""
+        lines = map(str.strip, self.log.read_text(encoding="utf-8", errors="replace").split("\n"))
+        own, errors = "annot: ", "annot: error: "
+        output = [line for line in lines if line and (not line.startswith(own) or line.startswith(errors))]
+        return output[-1].removeprefix(errors)[:200] if output else "no output"
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Exit on SIGTERM and SIGHUP inside the block, so that the command that runs is terminated, too."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(SIGNALED + number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Terminate the command. `annot run` forwards SIGTERM and still writes the profile."""
+    child.terminate()
+    try:
+        child.wait(_PATIENCE)
+    except BaseException as error:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
