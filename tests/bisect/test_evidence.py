@@ -14,8 +14,10 @@ Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np
 NOISES: dict[str, Noise] = {
     "normal": lambda random, count: random.normal(0, 1, count),
     "heavy tails": lambda random, count: random.standard_t(3, count) / math.sqrt(3),
-    "hiccups": lambda random, count: random.normal(0, 1, count)
-    + (random.random(count) < 0.2) * random.choice([-1.0, 1.0], count) * random.exponential(5, count),
+    "hiccups": lambda random, count: (
+        random.normal(0, 1, count)
+        + (random.random(count) < 0.2) * random.choice([-1.0, 1.0], count) * random.exponential(5, count)
+    ),
     "variances": lambda random, count: random.normal(0, 1, count) * np.exp(random.normal(0, 0.5, count)),
 }
 ERROR = 0.002
