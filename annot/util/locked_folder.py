@@ -17,7 +17,7 @@ def locked(folder: Path, name: str, other: str) -> Iterator[None]:
     Args:
         folder: the folder.
         name: name of the file.
-        other: what else may use the folder, and what to do then: "another sweep: wait for it".
+        other: what else may use the folder, and what to do then: "another process: wait for it".
 
     Raises:
         AnnotError: another process holds the lock, or the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What a comparison needs of a run: times of its steps and layers, inputs, kernels, and facts about the run.
+"""Digests of runs: times of steps and layers, inputs, kernels, and facts about the run, for comparisons.
 
 A digest is small and independent of the profile, so that runs can be kept and compared later.
 """
