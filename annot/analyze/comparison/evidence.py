@@ -127,7 +127,7 @@ class RowEvidence(Evidence):
         samples: samples of each row.
         own: samples of the time of each row that is in no other row.
         inside: the rows inside each row.
-        longer: time of everything on the longer side.
+        longer: robust time of everything on the longer side.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RowEvidence(Evidence):
         longer: float,
     ) -> None:
         super().__init__(of.sizes, of.between_runs, of.level)
-        self._inside = inside
+        self._inside, self._longer = inside, longer
         longest = sorted(((fmean(times), row) for row, times in enumerate(own) if min(times) > 0), reverse=True)
         deviations = [(row, weight, self._centered(own[row])) for weight, row in longest[:_REFERENCES]]
         columns = range(sum(self.sizes)) if deviations else ()
@@ -151,8 +151,13 @@ class RowEvidence(Evidence):
             relative = (self._relative(row, samples[row]) for row in rows)
             variances = [self._variance(values) for values in relative if values is not None]
             self._prior, self._cap = prior_variance(variances, self.freedom), self.freedom * len(variances)
+        self.shares = [self.share(times) for times in samples]
         self.shifts = [self.of_row(row, times) for row, times in enumerate(samples)]
         """Change of each row; see `of_row`."""
+
+    def share(self, samples: Times) -> float:
+        """Return the share of a time on the side where it is longer."""
+        return max(self.means(samples)) / (self._longer or 1)
 
     def of_row(self, row: int, samples: Times) -> Shift | None:
         """Return the change of the time that counts to a row, tested relative to others; None: it is 0 on a side."""

@@ -110,10 +110,10 @@ class _Gate:
 
     def __init__(self, comparison: Comparison, above: float, level: float, least_share: float) -> None:
         self.comparison, self.above, self.level = comparison, above, level
-        self.least_ns = least_share * max(comparison.whole[side] or 0 for side in ("a_ns", "b_ns"))
-        rows, shifts = comparison.rows, comparison.evidence.shifts
+        self.least_share = least_share
+        rows, shifts, shares = comparison.rows, comparison.evidence.shifts, comparison.evidence.shares
         apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
-        tested = (~apart & (rows["share"] >= least_share)).arg_true().to_list()
+        tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
         self.shifts = {row: change for row in tested if (change := shifts[row]) is not None}
         self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
         new, gone = (~apart & (rows["only_in"] == side).fill_null(False) for side in "ba")
@@ -137,7 +137,7 @@ class _Gate:
         """Whether a row is slower, or new, without the time of slower rows inside."""
         change = self.comparison.evidence.of_row(row, times)
         is_slower = row in self.new if change is None else self._is_slower(change, self.most)
-        return is_slower and max(self.comparison.evidence.means(times)) >= self.least_ns
+        return is_slower and self.comparison.evidence.share(times) >= self.least_share
 
     def table(self, places: Mapping[int, tuple[float, Shift | None]]) -> pl.DataFrame:
         """The rows of `Decision`."""

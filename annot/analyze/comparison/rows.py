@@ -72,7 +72,7 @@ def rows_of(runs: Runs, by: Subject, evidence: Evidence) -> Table:
     of_rows, times = runs.of_rows(by)
     order = _order(of_rows, times.means, runs)
     samples = [times.samples[row] for row in order]
-    changes = RowEvidence(evidence, samples, samples, {}, runs.longer)
+    changes = RowEvidence(evidence, samples, samples, {}, runs.longer_sample)
     return Table(_frame(by, [(of_rows[row], *runs.sides(times.means[row])) for row in order], changes, runs), changes)
 
 
@@ -98,7 +98,7 @@ def _nested(runs: Runs, by: Subject, names: Sequence[_Name], of_key: Sequence[in
     nesting = Nesting([places.get(row, NONE) for row in of_node], runs.nodes.parents)
     samples = [times.samples[row] for row in order]
     of_rows = own.summed(nesting.rows, len(order)).samples
-    changes = RowEvidence(evidence, samples, of_rows, nesting.inside_each(), runs.longer)
+    changes = RowEvidence(evidence, samples, of_rows, nesting.inside_each(), runs.longer_sample)
     rows = _frame(by, [(names[row], *runs.sides(times.means[row])) for row in order], changes, runs)
     return Table(rows, changes, nesting, own.samples)
 
