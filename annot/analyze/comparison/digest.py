@@ -18,7 +18,7 @@ from annot.attribution.layer_tables import LAYER_PHASES
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
 from annot.profile import Schema
 from annot.util.weak_keys import once_for_each
@@ -50,7 +50,7 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written).
+            operation on the CPU), cut (sentences about missing events).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
@@ -131,7 +131,8 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
     meta, forest, steps = attribution.meta, attribution.forest, attribution.steps
     threads = {process.get("cpu", {}).get("threads") for process in meta.get("processes", ())} - {None}
     return {
-        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer", "cut")},
+        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer")},
+        "cut": missing_events(attribution),
         "cpu": meta.get("cpu") or "",
         "host_times": known(meta),
         "rank": meta.get("rank"),
