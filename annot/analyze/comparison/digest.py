@@ -34,6 +34,18 @@ TABLES: Final[dict[str, Schema]] = {
 }
 """Columns of the tables of a digest."""
 
+_CAN_BE_NULL: Final = {"start_ns", "step_ns", "data_ns", "host_ns", "text", "parameters"}
+_FACTS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("source", "format", "producer", "cut", "cpu"), (str,)),
+    **dict.fromkeys(("host_times", "on_gpu", "compiled"), (bool,)),
+    **dict.fromkeys(("device_count", "step_count"), (int,)),
+    **dict.fromkeys(("rank", "world_size"), (int, type(None))),
+    **dict.fromkeys(("devices", "autocast", "threads"), (list,)),
+    **dict.fromkeys(("step_kind", "steps_found_by"), (str, type(None))),
+    "versions": (dict,),
+}
+_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str}
+"""Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
 _SLICE: Final = 1 << 20
@@ -90,7 +102,7 @@ def from_row(row: pl.DataFrame) -> Digest:
     """Return the digest of a row of `as_row`. Other columns are ignored.
 
     Raises:
-        ValueError: the frame has several rows, or a column is missing or has another type.
+        ValueError: the frame has several rows, a column is missing or has another type, or a value is impossible.
     """
     if row.height != 1:
         raise ValueError(f"a digest is one row, got {row.height:,} rows")
@@ -100,11 +112,37 @@ def from_row(row: pl.DataFrame) -> Digest:
             raise ValueError(f"column {name} of a digest must be {dtype}, got {row.schema.get(name)}")
     try:
         meta = json.loads(row["meta"][0])
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise ValueError("column meta of a digest must be a JSON object")
-    return Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    for name, types in _FACTS.items():
+        value = meta.get(name)
+        elements = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) not in types or any(type(element) is not _ELEMENTS[name] for element in elements):
+            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}, got {str(value)[:100]}")
+    run = Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    _check_values(run)
+    return run
+
+
+def _check_values(run: Digest) -> None:
+    """Raise ValueError if a value of the tables is impossible: a file can contain anything."""
+    for name, schema in TABLES.items():
+        table = getattr(run, name)
+        for column in schema:
+            if column not in _CAN_BE_NULL and table[column].null_count():
+                raise ValueError(f"{column} in {name} of a digest must have a value in each row")
+        limits = {"node": run.nodes.height, "step": run.steps.height}
+        for column in limits.keys() & schema.keys():
+            least = NONE if column == "node" else 0
+            if not table[column].is_between(least, limits[column] - 1).all():
+                raise ValueError(f"{column} in {name} of a digest must be from {least} to {limits[column] - 1}")
+    row = pl.int_range(pl.len())
+    if not run.nodes.select(pl.col("parent").is_between(NONE, row - 1).all()).item():
+        raise ValueError("parent in nodes of a digest must be a row above")
+    if not run.steps.select((pl.col("step") == row).all()).item():
+        raise ValueError("step in steps of a digest must be the row")
 
 
 @once_for_each
