@@ -37,6 +37,14 @@ class Command:
     """Variables that are added to the environment."""
 
 
+class RunFailedError(AnnotError):
+    """A command failed or recorded nothing: its `name`, and the `problem`, such as "exit status 1: no GPU"."""
+
+    def __init__(self, message: str, name: str, problem: str) -> None:
+        super().__init__(message)
+        self.name, self.problem = name, problem
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A finished run."""
@@ -75,8 +83,8 @@ def alternate(
 
     Raises:
         CommandError: before any run, if a command does not exist or cannot be executed.
-        AnnotError: the collector is not installed, the folder cannot be written, or a command failed or recorded
-            nothing.
+        RunFailedError: a command failed or recorded nothing.
+        AnnotError: the collector is not installed, or the folder cannot be written.
     """
     suffix = choose(collector).suffix
     for command in commands:
@@ -127,7 +135,8 @@ def _record(command: Command, recorded: Recorded, collector: str, layers: bool) 
         raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     if problem is not None:
         words = shlex.join(command.words)
-        raise AnnotError(f"run {recorded.number} of {recorded.name} ({words}) failed: {problem}; output: {run.log}")
+        message = f"run {recorded.number} of {recorded.name} ({words}) failed: {problem}; output: {run.log}"
+        raise RunFailedError(message, recorded.name, problem)
 
 
 def _remove(running: Path) -> None:

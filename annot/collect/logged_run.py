@@ -82,15 +82,16 @@ class LoggedRun:
         if status == TIMED_OUT and self.timeout is not None:
             return f"exceeded the timeout of {self.timeout:g} s"
         if status:
-            return f"exit status {status}: {self._last_line()}"
-        return None if self.profile.exists() else f"no profile was written: {self._last_line()}"
+            return f"exit status {status}: {last_line(self.log)}"
+        return None if self.profile.exists() else f"no profile was written: {last_line(self.log)}"
 
-    def _last_line(self) -> str:
-        """Return the last line of the log, without annot's messages other than errors."""
-        lines = map(str.strip, self.log.read_text(encoding="utf-8", errors="replace").split("\n"))
-        own, errors = "annot: ", "annot: error: "
-        output = [line for line in lines if line and (not line.startswith(own) or line.startswith(errors))]
-        return output[-1].removeprefix(errors)[:200] if output else "no output"
+
+def last_line(log: Path) -> str:
+    """Return the last line of the output of a command, without annot's messages other than errors."""
+    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
+    own, errors = "annot: ", "annot: error: "
+    output = [line for line in lines if line and (not line.startswith(own) or line.startswith(errors))]
+    return output[-1].removeprefix(errors)[:200] if output else "no output"
 
 
 @contextmanager

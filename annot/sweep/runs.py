@@ -8,11 +8,9 @@ OUT/runs/KEY/profile.*      profile of the run
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun
 from annot.errors import AnnotError
 from annot.sweep.grid import Run, Sweep
+from annot.util import locked_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +37,13 @@ class Result:
     """File name of the profile in the folder of the run; None: missing."""
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """Create and lock the output folder of a sweep.
 
     Raises:
         AnnotError: another sweep holds the lock, or the folder cannot be written.
     """
-    try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-        lock = (folder / "sweep.lock").open("w")
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AnnotError(f"{folder} is in use by another sweep: wait for it or use another -o OUT") from None
-        yield
+    return locked_folder.locked(folder, "sweep.lock", "another sweep: wait for it or use another -o OUT")
 
 
 def finished(folder: Path, run: Run) -> Result | None:
@@ -96,7 +84,7 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
     )
     start = time.monotonic()
     try:
-        own_folder.mkdir(exist_ok=True)
+        own_folder.mkdir(parents=True, exist_ok=True)
         (own_folder / "result.json").unlink(missing_ok=True)
         status = logged.run()
         seconds = round(time.monotonic() - start, 3)

@@ -102,8 +102,9 @@ def test_inputs_are_counted_by_call(tmp_path: Path) -> None:
     node = run.nodes.select(((pl.col("layer") == "0") & (pl.col("phase") == "forward")).arg_true()).item()
     steady = run.steps.height
     assert run.nodes["calls"][node] == steady > 1
-    rows = run.inputs.filter(pl.col("node") == node).select("text", "calls").rows()
-    assert sorted(rows) == [("[1,3,8,8]f32", 1), ("[2,3,8,8]f32", steady - 1)]
+    rows = run.inputs.filter(pl.col("node") == node).select("text", "calls", "steps").rows()
+    assert sorted(rows) == [("[1,3,8,8]f32", 1, 1), ("[2,3,8,8]f32", steady - 1, steady - 1)]
+    assert run.times.filter(pl.col("node") == node)["calls"].to_list() == [1] * steady
     (parameters,) = run.inputs.filter(pl.col("node") == node)["parameters"].unique()
     assert "out=4" in parameters
     assert "kernel=3,3" in parameters
@@ -126,7 +127,7 @@ def test_only_steady_steps_count() -> None:
     assert run.steps["step_ns"].to_list() == [10, 10, 10]
     (node,) = run.nodes.select((pl.col("layer") == "fc").arg_true()).to_series()
     assert run.nodes["calls"][node] == 3
-    assert run.inputs.rows() == [(node, "[4,8]f32", "out=2", 3)]
+    assert run.inputs.rows() == [(node, "[4,8]f32", "out=2", 3, 3)]
     assert run.times.filter(pl.col("node") == node)["host_ns"].to_list() == [8, 8, 8]
 
 
@@ -135,7 +136,7 @@ def test_a_profile_without_steps_is_one_step() -> None:
     run = digest(attribute(Profile.build({"source": "by hand"}, kernels=[kernel])))
     assert run.steps.rows() == [(0, 0, None, None, None, 4, 1)]
     assert run.activities.rows() == [("gemm", 0, 1, 4)]
-    assert run.times.select("step", "gpu_ns").rows() == [(0, 4)]
+    assert run.times.select("step", "gpu_ns", "activities").rows() == [(0, 4, 1)]
     empty = digest(attribute(Profile.build({"source": "nothing"})))
     assert empty.times.is_empty()
     assert from_row(as_row(empty)).meta == empty.meta

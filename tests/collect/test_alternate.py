@@ -12,7 +12,7 @@ import pytest
 from commands import needs_recorder
 
 from annot import load
-from annot.collect.alternate import Command, Recorded, alternate
+from annot.collect.alternate import Command, Recorded, RunFailedError, alternate
 from annot.collect.logged_run import LoggedRun, terminable
 from annot.collect.run import CommandError
 from annot.errors import AnnotError
@@ -85,8 +85,10 @@ def test_a_failed_run_ends_the_alternation_and_is_repeated_later(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     failing = command(tmp_path, "b", "fail2")
-    with pytest.raises(AnnotError, match=r"run 2 of b \(.*fail2\) failed: exit status 1: no such size; output: .*b2"):
+    message = r"run 2 of b \(.*fail2\) failed: exit status 1: no such size; output: .*b2"
+    with pytest.raises(RunFailedError, match=message) as failed:
         run_all(tmp_path, command(tmp_path, "a"), failing)
+    assert (failed.value.name, failed.value.problem) == ("b", "exit status 1: no such size")
     assert sorted(path.name for path in (tmp_path / "out").glob("*.sqlite")) == ["a1.sqlite", "b1.sqlite"]
     assert not (tmp_path / "out" / "running").exists()
     assert len(run_all(tmp_path, command(tmp_path, "a"), failing)) == 4

@@ -1,4 +1,4 @@
-"""What a comparison needs of a run: times of its steps and layers, inputs, kernels, and facts about the run.
+"""Digests of runs: times of steps and layers, inputs, kernels, and facts about the run, for comparisons.
 
 A digest is small and independent of the profile, so that runs can be kept and compared later.
 """
@@ -28,8 +28,9 @@ TABLES: Final[dict[str, Schema]] = {
     "steps": dict.fromkeys(("step", "process"), pl.Int32)
     | dict.fromkeys(("start_ns", "step_ns", "data_ns", "gpu_ns", "kernels"), pl.Int64),
     "nodes": {"parent": pl.Int32} | dict.fromkeys(KEY, pl.String) | {"calls": pl.Int64},
-    "times": dict.fromkeys(("node", "step"), pl.Int32) | dict.fromkeys(("host_ns", "gpu_ns"), pl.Int64),
-    "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64},
+    "times": dict.fromkeys(("node", "step"), pl.Int32)
+    | dict.fromkeys(("host_ns", "gpu_ns", "calls", "activities"), pl.Int64),
+    "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64, "steps": pl.Int64},
     "kernels": {"node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64},
     "operations": {"node": pl.Int32, "name": pl.String, "calls": pl.Int64, "host_ns": pl.Int64},
     "activities": {"name": pl.String, "step": pl.Int32, "calls": pl.Int64, "gpu_ns": pl.Int64},
@@ -58,10 +59,11 @@ class Digest:
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
             calls (in steady steps). Nodes of `annot.attribution.gpu_time.UNATTRIBUTED` have unattributed time, and the
             reason as their module.
-        times: self times in steady steps: node (-1: no layer), step, host_ns (null: unknown), gpu_ns.
+        times: a row per node with events in a steady step: node (-1: no layer), step, host_ns (null: unknown), gpu_ns
+            (self times), calls (outside compiled graphs), activities (number of GPU activities).
         inputs: inputs of calls in steady steps: node, text (shapes and dtypes as in `annot.labels.tag`, of a call of
             the layer, or of its operators where those of the layer are unknown; null: unknown), parameters (of the
-            layer, as ``kernel=3,3``; null: none or unknown), calls.
+            layer, as ``kernel=3,3``; null: none or unknown), calls, steps (number of steps with such a call).
         kernels: GPU activities of each node in steady steps: node, name, kernel (false: copy or memset), calls, gpu_ns.
         operations: recorded operations of each node in steady steps: node, name, calls, host_ns (self time).
         activities: GPU activities of each steady step: name, step, calls, gpu_ns.
@@ -253,10 +255,12 @@ def _operations(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _times(attribution: Attribution, ranges: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    rows = pl.concat([ranges.select("node", "step", "host_ns"), work.select("node", "step", "gpu_ns")], how="diagonal")
-    numbers, place = ("host_ns", "gpu_ns"), column_ops.pair(pl.col("node"), pl.col("step")).alias("place")
-    times = rows.select(place, *numbers).group_by("place").agg(pl.col(numbers).sum())
-    times = times.filter((pl.col("host_ns") != 0) | (pl.col("gpu_ns") != 0)).sort("place")  # faster than by two columns
+    sums = ("host_ns", "gpu_ns", "calls", "activities")
+    work = work.select("node", "step", "gpu_ns", activities="calls")
+    rows = pl.concat([ranges.select("node", "step", "host_ns", "calls"), work], how="diagonal")
+    place = column_ops.pair(pl.col("node"), pl.col("step")).alias("place")  # faster than two columns
+    times = rows.select(place, *sums).group_by("place").agg(pl.col(sums).sum())
+    times = times.filter(pl.any_horizontal(pl.col(sums) != 0)).sort("place")
     node, step = column_ops.high_of(times["place"]), column_ops.low_of(times["place"])
     times = times.with_columns(node.alias("node"), step.alias("step"))
     return times if known(attribution.meta) else times.with_columns(host_ns=pl.lit(None, pl.Int64))
@@ -288,4 +292,5 @@ def _inputs(forest: Forest, ranges: pl.DataFrame) -> pl.DataFrame:
     operators = ranges.filter("is_layer", pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
     operators = operators.join(own.drop_nulls("text"), on="of_node", how="anti")
     rows = pl.concat([own, operators], how="vertical_relaxed")
-    return rows.group_by("node", "text", "parameters").agg(pl.col("calls").sum()).sort("node", "text", "parameters")
+    keys, steps = ("node", "text", "parameters"), pl.col("step").n_unique().cast(pl.Int64).alias("steps")
+    return rows.group_by(keys).agg(pl.col("calls").sum(), steps).sort(keys)

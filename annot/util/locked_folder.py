@@ -1,0 +1,35 @@
+"""Folders that one process uses at a time."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from annot.errors import AnnotError
+
+
+@contextmanager
+def locked(folder: Path, name: str, other: str) -> Iterator[None]:
+    """Create a folder, and lock it with a file inside.
+
+    Args:
+        folder: the folder.
+        name: name of the file.
+        other: what else may use the folder, and what to do then: "another process: wait for it".
+
+    Raises:
+        AnnotError: another process holds the lock, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / name).open("w")
+    except OSError as error:
+        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AnnotError(f"{folder} is in use by {other}") from None
+        yield
