@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -66,7 +66,7 @@ class Planted:
 
     def moved(self, new_time: Callable[[pl.Series], pl.Series]) -> Planted:
         """Return the profile with other times."""
-        tables = {}
+        tables: dict[str, Any] = {}
         for name in _TABLES:
             table: pl.DataFrame = getattr(self.profile, name)
             tables[name] = table.with_columns(

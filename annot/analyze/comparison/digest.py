@@ -248,9 +248,10 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
 
 def _operations(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
     """Return node, name, calls and host_ns of the operations in ranges; none if CPU times are unknown."""
-    is_operation, names = pl.col("role").is_in(OPERATIONS), {"name": "layer"}
-    labels = attribution.forest.labels.select(is_operation, label=pl.int_range(pl.len(), dtype=pl.Int32), **names)
-    rows = ranges.join(labels.filter("role"), on="label").filter(pl.lit(known(attribution.meta)))
+    row, is_operation = pl.int_range(pl.len(), dtype=pl.Int32), pl.col("role").is_in(OPERATIONS)
+    names = attribution.forest.labels.select(is_operation.alias("is_operation"), label=row, name="layer")
+    names = names.filter(pl.col("is_operation") & pl.lit(known(attribution.meta)))
+    rows = ranges.join(names, on="label")
     return rows.group_by("node", "name").agg(pl.col("ranges").sum().alias("calls"), pl.col("host_ns").sum())
 
 

@@ -122,7 +122,8 @@ def _of_run(run: Digest, rows: Sequence[Key], time: str) -> list[Work]:
     for node, count in enumerate(run.nodes["calls"]):
         for row in row_of[node]:
             calls[row][keys[node]] += count / steps
-    for node, text, parameters, count in run.inputs.drop_nulls("text").iter_rows():
+    texts = run.inputs.drop_nulls("text").select("node", "text", "parameters", "calls")
+    for node, text, parameters, count in texts.iter_rows():
         for row in row_of[node]:
             inputs[row][keys[node], text, parameters or ""] += count / steps
     table = run.kernels if time == "gpu_ns" else run.operations
