@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_tables import LAYER_PHASES
+from annot.attribution.layer_tables import LAYER_PHASES, OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
@@ -31,6 +32,7 @@ TABLES: Final[dict[str, Schema]] = {
     | dict.fromkeys(("host_ns", "gpu_ns", "calls", "activities"), pl.Int64),
     "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64, "steps": pl.Int64},
     "kernels": {"node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64},
+    "operations": {"node": pl.Int32, "name": pl.String, "calls": pl.Int64, "host_ns": pl.Int64},
     "activities": {"name": pl.String, "step": pl.Int32, "calls": pl.Int64, "gpu_ns": pl.Int64},
 }
 """Columns of the tables of a digest."""
@@ -62,7 +64,8 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written).
+            operation on the CPU), cut (sentence about events that could not be written), parts (see
+            `annot.analyze.run_summary.usual_parts`).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
@@ -74,6 +77,7 @@ class Digest:
             the layer, or of its operators where those of the layer are unknown; null: unknown), parameters (of the
             layer, as ``kernel=3,3``; null: none or unknown), calls, steps (number of steps with such a call).
         kernels: GPU activities of each node in steady steps: node, name, kernel (false: copy or memset), calls, gpu_ns.
+        operations: recorded operations of each node in steady steps: node, name, calls, host_ns (self time).
         activities: GPU activities of each steady step: name, step, calls, gpu_ns.
     """
 
@@ -83,6 +87,7 @@ class Digest:
     times: pl.DataFrame
     inputs: pl.DataFrame
     kernels: pl.DataFrame
+    operations: pl.DataFrame
     activities: pl.DataFrame
 
 
@@ -158,6 +163,7 @@ def digest(attribution: Attribution) -> Digest:
         "times": _times(attribution, ranges, work),
         "inputs": _inputs(attribution.forest, ranges),
         "kernels": work.group_by("node", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum()),
+        "operations": _operations(attribution, ranges),
         "activities": work.group_by("name", "step").agg(pl.col("calls", "gpu_ns").sum()),
     }
     for name, schema in TABLES.items():
@@ -184,6 +190,7 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
         "compiled": bool(_is_graph(forest).any()),
         "versions": {str(name): str(version) for name, version in (meta.get("software") or {}).items()},
         "threads": sorted(threads),
+        "parts": usual_parts(attribution),
     }
 
 
@@ -249,14 +256,14 @@ def _work(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
     return pl.concat(sums)
 
 
-_COUNTS: Final = ("host_ns", "calls", "operators")
+_COUNTS: Final = ("host_ns", "calls", "operators", "ranges")
 
 
 def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
-    """Return node, step, label, host_ns (self time), calls and operators of ranges in steady steps; keys may repeat.
+    """Return node, step, label, host_ns (self time) and counts of the ranges in steady steps; keys may repeat.
 
-    Calls are those of `annot.attribution.attribute.Attribution.nodes` outside compiled
-    graphs. Operators are those with recorded inputs that a layer calls itself.
+    The counts are calls, those of `annot.attribution.attribute.Attribution.nodes` outside compiled graphs; operators,
+    those with recorded inputs that a layer calls itself; and ranges.
     """
     forest, tree, labels = attribution.forest, attribution.forest.tree, attribution.forest.labels
     process, graphs = forest.threads.table["process_code"], _is_graph(forest)
@@ -272,8 +279,18 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
         operators = has_inputs.gather(block["label"]) & ~is_operator.gather(outer).fill_null(False)
         step = steady.number_of(codes, attribution.steps.at(codes, block["start"]))
         rows = block.select("node", step.alias("step"), "label", "host_ns", calls=calls, operators=operators)
+        rows = rows.with_columns(ranges=pl.lit(1))
         sums.append(rows.drop_nulls("step").group_by(list(keys)).agg(pl.col(_COUNTS).sum().cast(pl.Int64)))
     return pl.concat(sums)
+
+
+def _operations(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return node, name, calls and host_ns of the operations in ranges; none if CPU times are unknown."""
+    row, is_operation = pl.int_range(pl.len(), dtype=pl.Int32), pl.col("role").is_in(OPERATIONS)
+    names = attribution.forest.labels.select(is_operation.alias("is_operation"), label=row, name="layer")
+    names = names.filter(pl.col("is_operation") & pl.lit(known(attribution.meta)))
+    rows = ranges.join(names, on="label")
+    return rows.group_by("node", "name").agg(pl.col("ranges").sum().alias("calls"), pl.col("host_ns").sum())
 
 
 def _times(attribution: Attribution, ranges: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
