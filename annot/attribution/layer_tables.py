@@ -36,7 +36,8 @@ _SLICE: Final = 1 << 20
 LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
-_OPERATIONS: Final = ("operator", "backward")
+OPERATIONS: Final = ("operator", "backward")
+"""Roles of operations; see `annot.profile.ROLES`."""
 _OF_OPERATIONS: Final = {"op": pl.String, "phase": pl.String} | dict.fromkeys(
     ("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies"), pl.Int64
 )
@@ -174,7 +175,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     """
     forest = attribution.forest
     tree, labels = forest.tree, forest.labels
-    is_operation = labels["role"].is_in(_OPERATIONS)
+    is_operation = labels["role"].is_in(OPERATIONS)
     if not is_operation.gather(tree["label"]).any():
         return pl.DataFrame(schema=_OF_OPERATIONS)
     names = labels.select(op=pl.when(is_operation).then("layer").otherwise(pl.lit(NO_OPERATION)))["op"]

@@ -13,8 +13,10 @@ from shared_data import shared, unpacked
 
 from annot import batches, emit_ranges, record
 from annot.analyze.comparison.digest import TABLES, Digest, as_row, digest, from_row
+from annot.analyze.run_summary import step_time
 from annot.attribution.attribute import Attribution, attribute
-from annot.attribution.layer_tables import by_layer
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_tables import NO_OPERATION, by_layer, by_op
 from annot.attribution.steps import steady_steps
 from annot.attribution.summary import by_step
 from annot.profile import Profile
@@ -155,3 +157,33 @@ def test_rows_that_are_no_digest_are_refused() -> None:
     for words, frame in wrong.items():
         with pytest.raises(ValueError, match=words):
             from_row(frame)
+
+
+def test_operations_are_those_of_each_layer(tmp_path: Path) -> None:
+    attribution = _opened("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz", tmp_path)
+    run = digest(attribution)
+    every = by_op(attribution).filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED]))
+    assert run.meta["step_count"] == run.steps.height
+    sums = run.operations.group_by(op="name").agg(pl.col("host_ns").sum())
+    steady = attribute(attribution.source, steps=slice(0, run.steps.height))
+    of_op = by_op(steady).filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED])).group_by("op")
+    whole = dict(of_op.agg(pl.col("host_self_ns").sum()).iter_rows())
+    assert dict(sums.iter_rows()) == whole
+    assert every.height
+    conv = run.nodes.with_row_index("node").filter(layer="Conv2d_0", phase="forward")["node"][0]
+    names = run.operations.filter(pl.col("node") == conv)
+    assert dict(names.select("name", "calls").iter_rows())["aten::conv2d"] == run.steps.height
+
+
+@pytest.mark.parametrize("name", ["kineto/more/param_linear.json.gz", "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz"])
+def test_parts_add_up_to_the_usual_step(name: str, tmp_path: Path) -> None:
+    attribution = _opened(name, tmp_path)
+    run, table = digest(attribution), step_time(attribution)
+    if attribution.steps.table.is_empty():
+        whole = table.group_by("process", "device").agg(pl.col("ns").sum())["ns"].mean()
+        assert sum(run.meta["parts"].values()) == pytest.approx(whole)
+        return
+    lengths = run.steps["step_ns"].sort()
+    half = lengths.filter(lengths.is_between(lengths.quantile(0.25, "lower"), lengths.quantile(0.75, "higher")))
+    assert sum(run.meta["parts"].values()) == pytest.approx(half.mean())
+    assert run.meta["parts"]["launch"] > run.meta["parts"]["kernels"] > 0

@@ -11,14 +11,15 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_tables import LAYER_PHASES
+from annot.attribution.layer_tables import LAYER_PHASES, OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
 from annot.profile import Schema
 from annot.util.weak_keys import once_for_each
@@ -31,10 +32,23 @@ TABLES: Final[dict[str, Schema]] = {
     | dict.fromkeys(("host_ns", "gpu_ns", "calls", "activities"), pl.Int64),
     "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64, "steps": pl.Int64},
     "kernels": {"node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64},
+    "operations": {"node": pl.Int32, "name": pl.String, "calls": pl.Int64, "host_ns": pl.Int64},
     "activities": {"name": pl.String, "step": pl.Int32, "calls": pl.Int64, "gpu_ns": pl.Int64},
 }
 """Columns of the tables of a digest."""
 
+_CAN_BE_NULL: Final = {"start_ns", "step_ns", "data_ns", "host_ns", "text", "parameters"}
+_FACTS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("source", "format", "producer", "cut", "cpu"), (str,)),
+    **dict.fromkeys(("host_times", "on_gpu", "compiled"), (bool,)),
+    **dict.fromkeys(("device_count", "step_count"), (int,)),
+    **dict.fromkeys(("rank", "world_size"), (int, type(None))),
+    **dict.fromkeys(("devices", "autocast", "threads"), (list,)),
+    **dict.fromkeys(("step_kind", "steps_found_by"), (str, type(None))),
+    "versions": (dict,),
+}
+_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str}
+"""Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
 _SLICE: Final = 1 << 20
@@ -50,7 +64,8 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written).
+            operation on the CPU), cut (sentences about missing events), parts (see
+            `annot.analyze.run_summary.usual_parts`).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
@@ -62,6 +77,7 @@ class Digest:
             the layer, or of its operators where those of the layer are unknown; null: unknown), parameters (of the
             layer, as ``kernel=3,3``; null: none or unknown), calls, steps (number of steps with such a call).
         kernels: GPU activities of each node in steady steps: node, name, kernel (false: copy or memset), calls, gpu_ns.
+        operations: recorded operations of each node in steady steps: node, name, calls, host_ns (self time).
         activities: GPU activities of each steady step: name, step, calls, gpu_ns.
     """
 
@@ -71,6 +87,7 @@ class Digest:
     times: pl.DataFrame
     inputs: pl.DataFrame
     kernels: pl.DataFrame
+    operations: pl.DataFrame
     activities: pl.DataFrame
 
 
@@ -92,7 +109,7 @@ def from_row(row: pl.DataFrame) -> Digest:
     """Return the digest of a row of `as_row`. Other columns are ignored.
 
     Raises:
-        ValueError: the frame has several rows, or a column is missing or has another type.
+        ValueError: the frame has several rows, a column is missing or has another type, or a value is impossible.
     """
     if row.height != 1:
         raise ValueError(f"a digest is one row, got {row.height:,} rows")
@@ -102,11 +119,37 @@ def from_row(row: pl.DataFrame) -> Digest:
             raise ValueError(f"column {name} of a digest must be {dtype}, got {row.schema.get(name)}")
     try:
         meta = json.loads(row["meta"][0])
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise ValueError("column meta of a digest must be a JSON object")
-    return Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    for name, types in _FACTS.items():
+        value = meta.get(name)
+        elements = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) not in types or any(type(element) is not _ELEMENTS[name] for element in elements):
+            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}, got {str(value)[:100]}")
+    run = Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    _check_values(run)
+    return run
+
+
+def _check_values(run: Digest) -> None:
+    """Raise ValueError if a value of the tables is impossible: a file can contain anything."""
+    for name, schema in TABLES.items():
+        table = getattr(run, name)
+        for column in schema:
+            if column not in _CAN_BE_NULL and table[column].null_count():
+                raise ValueError(f"{column} in {name} of a digest must have a value in each row")
+        limits = {"node": run.nodes.height, "step": run.steps.height}
+        for column in limits.keys() & schema.keys():
+            least = NONE if column == "node" else 0
+            if not table[column].is_between(least, limits[column] - 1).all():
+                raise ValueError(f"{column} in {name} of a digest must be from {least} to {limits[column] - 1}")
+    row = pl.int_range(pl.len())
+    if not run.nodes.select(pl.col("parent").is_between(NONE, row - 1).all()).item():
+        raise ValueError("parent in nodes of a digest must be a row above")
+    if not run.steps.select((pl.col("step") == row).all()).item():
+        raise ValueError("step in steps of a digest must be the row")
 
 
 @once_for_each
@@ -120,6 +163,7 @@ def digest(attribution: Attribution) -> Digest:
         "times": _times(attribution, ranges, work),
         "inputs": _inputs(attribution.forest, ranges),
         "kernels": work.group_by("node", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum()),
+        "operations": _operations(attribution, ranges),
         "activities": work.group_by("name", "step").agg(pl.col("calls", "gpu_ns").sum()),
     }
     for name, schema in TABLES.items():
@@ -131,7 +175,8 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
     meta, forest, steps = attribution.meta, attribution.forest, attribution.steps
     threads = {process.get("cpu", {}).get("threads") for process in meta.get("processes", ())} - {None}
     return {
-        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer", "cut")},
+        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer")},
+        "cut": missing_events(attribution),
         "cpu": meta.get("cpu") or "",
         "host_times": known(meta),
         "rank": meta.get("rank"),
@@ -146,6 +191,7 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
         "compiled": bool(_is_graph(forest).any()),
         "versions": {str(name): str(version) for name, version in (meta.get("software") or {}).items()},
         "threads": sorted(threads),
+        "parts": usual_parts(attribution),
     }
 
 
@@ -211,14 +257,14 @@ def _work(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
     return pl.concat(sums)
 
 
-_COUNTS: Final = ("host_ns", "calls", "operators")
+_COUNTS: Final = ("host_ns", "calls", "operators", "ranges")
 
 
 def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
-    """Return node, step, label, host_ns (self time), calls and operators of ranges in steady steps; keys may repeat.
+    """Return node, step, label, host_ns (self time) and counts of the ranges in steady steps; keys may repeat.
 
-    Calls are those of `annot.attribution.attribute.Attribution.nodes` outside compiled
-    graphs. Operators are those with recorded inputs that a layer calls itself.
+    The counts are calls, those of `annot.attribution.attribute.Attribution.nodes` outside compiled graphs; operators,
+    those with recorded inputs that a layer calls itself; and ranges.
     """
     forest, tree, labels = attribution.forest, attribution.forest.tree, attribution.forest.labels
     process, graphs = forest.threads.table["process_code"], _is_graph(forest)
@@ -234,8 +280,18 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
         operators = has_inputs.gather(block["label"]) & ~is_operator.gather(outer).fill_null(False)
         step = steady.number_of(codes, attribution.steps.at(codes, block["start"]))
         rows = block.select("node", step.alias("step"), "label", "host_ns", calls=calls, operators=operators)
+        rows = rows.with_columns(ranges=pl.lit(1))
         sums.append(rows.drop_nulls("step").group_by(list(keys)).agg(pl.col(_COUNTS).sum().cast(pl.Int64)))
     return pl.concat(sums)
+
+
+def _operations(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return node, name, calls and host_ns of the operations in ranges; none if CPU times are unknown."""
+    row, is_operation = pl.int_range(pl.len(), dtype=pl.Int32), pl.col("role").is_in(OPERATIONS)
+    names = attribution.forest.labels.select(is_operation.alias("is_operation"), label=row, name="layer")
+    names = names.filter(pl.col("is_operation") & pl.lit(known(attribution.meta)))
+    rows = ranges.join(names, on="label")
+    return rows.group_by("node", "name").agg(pl.col("ranges").sum().alias("calls"), pl.col("host_ns").sum())
 
 
 def _times(attribution: Attribution, ranges: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
