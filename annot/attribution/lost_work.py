@@ -30,11 +30,15 @@ def lost_work(attribution: Attribution) -> str:
     clauses = []
     lost, launches = (0, 0) if attribution.source is None else _launches_without_kernel(attribution.source)
     if lost > _LEAST * launches:
-        clauses.append(f"{lost:,} of {launches:,} kernel launches have no kernel")
+        clauses.append(f"{lost:,} of {launches:,} kernel launches {_have(lost)} no kernel")
     empty, steps = _steps_without_work(attribution)
     if empty:
-        clauses.append(f"{empty:,} of {steps:,} steps have no GPU activity")
+        clauses.append(f"{empty:,} of {steps:,} steps {_have(empty)} no GPU activity")
     return f"The profile lacks GPU activities: {' and '.join(clauses)}." if clauses else ""
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _launches_without_kernel(source: Source) -> tuple[int, int]:

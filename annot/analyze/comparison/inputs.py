@@ -13,7 +13,6 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, layers_by_step
-from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import AROUND
 from annot.util.weak_keys import once_for_each
 
@@ -145,7 +144,7 @@ def _shared(pair: Pair) -> Iterator[tuple[Layer, tuple[_Calls, _Calls]]]:
 @once_for_each
 def _calls(run: Digest) -> dict[Layer, _Calls]:
     """Return the inputs of the calls of each layer."""
-    counts = layers_by_step(run).filter(pl.col("phase").is_in(LAYER_PHASES)).group_by("layer", "name", "phase")
+    counts = layers_by_step(run).group_by("layer", "name", "phase")
     rows = counts.agg(number=pl.col("step").n_unique())
     nodes = run.nodes.select("layer", "phase", node=pl.int_range(pl.len(), dtype=pl.Int32))
     inputs = run.inputs.join(nodes, on="node").join(rows, on=["layer", "phase"])
