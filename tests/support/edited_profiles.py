@@ -52,7 +52,9 @@ def without_work(profile: Profile, drop: pl.Expr, *, launches: bool = False) -> 
     work = pl.concat([profile.kernels.select(*_ID, "start"), profile.copies.select(*_ID, "start")]).sort("start")
     lost = work.with_columns(place=pl.int_range(pl.len()) / pl.len()).filter(drop)
     keys = {"kernels": profile.kernels, "copies": profile.copies}
-    kept = {table: rows.join(lost, on=[*_ID, "start"], how="anti", nulls_equal=True) for table, rows in keys.items()}
+    kept: dict[str, Any] = {
+        table: rows.join(lost, on=[*_ID, "start"], how="anti", nulls_equal=True) for table, rows in keys.items()
+    }
     if launches:
         kept["launches"] = profile.launches.join(lost.drop_nulls(), on=_ID, how="anti")
     return replace(profile, **kept)

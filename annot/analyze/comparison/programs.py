@@ -11,6 +11,7 @@ import polars as pl
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.fused import fused_layers
 from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_gone, layers_by_step, steps_of
+from annot.labels.tag import COMPILED
 
 _LAYER: Final = ("name", "phase")
 _LEAST: Final = 0.1
@@ -179,6 +180,7 @@ def _number(values: Sequence[int]) -> str:
 
 def _calls_of(run: Digest, time: str) -> pl.DataFrame:
     """Return name, phase, ns and calls (of each step with calls) of the layers with calls outside compiled graphs."""
-    rows = layers_by_step(run).group_by(*_LAYER, "step").agg(pl.col("calls").sum(), ns=pl.col(time).sum())
+    layers = layers_by_step(run).filter(~pl.col("module").str.starts_with(COMPILED))
+    rows = layers.group_by(*_LAYER, "step").agg(pl.col("calls").sum(), ns=pl.col(time).sum())
     rows = rows.filter(pl.col("calls") > 0).sort("step")
     return rows.group_by(_LAYER).agg(pl.col("calls"), pl.col("ns").sum())
