@@ -216,7 +216,10 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
     kind: Kind = max(sums, key=lambda name: sums[name], default="slower work")
     least = _LEAST * sum(ns for ns in sums.values() if ns > 0)
     ordered = sorted(clauses, key=lambda clause: (clause.kind != kind, -clause.ns))
-    return kind, [clause.text for clause in ordered if clause.text and clause.ns > least][:_MOST]
+    # Other work is worth a clause also beside a much larger growth for another cause.
+    of_row = {"work": min(least, _LEAST * before.ns)}
+    shown = (clause for clause in ordered if clause.text and clause.ns > of_row.get(clause.kind, least))
+    return kind, [clause.text for clause in shown][:_MOST]
 
 
 def _other_inputs(before: Work, after: Work) -> list[str]:
