@@ -224,11 +224,12 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
 
 def _other_inputs(before: Work, after: Work) -> list[str]:
     """What shows that other inputs make the calls longer; empty: they do not, or are unknown."""
-    changed = _changed_inputs(before, after)
     growth = math.log(max(after.ns, 1) / max(before.ns, 1))
     factors = {name: _ratio(getattr(before, name), getattr(after, name)) for name in ("flops", "elements")}
-    larger = {name: factor for name, factor in factors.items() if math.log(factor) >= max(_HALF * growth, 1e-9)}
-    if not changed and not larger:
+    larger = {name: factor for name, factor in factors.items() if factor > 1 and math.log(factor) >= _HALF * growth}
+    changed = _changed_inputs(before, after)
+    # Inputs of about the same size do not explain a longer time, but another dtype or layout may.
+    if not larger and (factors["elements"] != 1 or not changed):
         return []
     amounts = [_say(name, factor=_factor(factor)) for name, factor in larger.items()][:1]
     return [*_other_calls(before, after), *changed, *amounts][:_MOST]
