@@ -13,6 +13,7 @@ from annot.analyze.comparison.digest import Digest, digest
 from annot.attribution.attribute import attribute
 from annot.attribution.nesting import Key
 
+US = 1000
 GEMM, OTHER_GEMM = "ampere_bf16_s16816gemm_bf16_128x64_tn", "ampere_bf16_s16816gemm_bf16_256x64_tn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)"
@@ -83,8 +84,10 @@ def test_inputs_of_the_same_size_explain_with_another_dtype_only() -> None:
 
 
 def test_inputs_that_differ_between_steps_are_no_other_work() -> None:
-    lengths = [f"fc Linear [{{}}{digit},64]f32 out=64 |fwd" for digit in (1, 2)]
-    a, b = (_run((label, [(GEMM, us)])) for label, us in zip(lengths, (100, 150), strict=True))
+    a, b = (
+        _run((f"fc Linear {shape}f32 out=64 |fwd", [(GEMM, us)]))
+        for shape, us in (("[{}1,64]", 100), ("[64,{}1]", 150))
+    )
     assert _cause(a, b).kind == "slower work"
 
 
@@ -124,6 +127,34 @@ def test_faster_kernels_do_not_hide_further_ones() -> None:
     assert cause.evidence == ("elementwise kernels: 1 per step instead of 0, 70.0 µs longer",)
 
 
+def test_other_work_is_said_beside_a_larger_cause() -> None:
+    a, b = _run((FC, [(GEMM, 100)])), _run((FC, [(GEMM, 1000), (ADD, 20)]))
+    cause = _cause(a, b)
+    assert cause.kind == "slower work"
+    assert cause.evidence[1] == "elementwise kernels: 1 per step instead of 0, 20.0 µs longer"
+
+
+@pytest.mark.parametrize(("each", "kind"), [(160, "work"), (170, "slower work")])
+def test_calls_of_unknown_size_count_as_work(each: int, kind: str) -> None:
+    """Two further calls of 100 µs are work, and what three calls take longer is slower work."""
+    runs = []
+    for calls, us in ((1, 100), (3, each)):
+        rows = Rows()
+        for start in range(0, 4000 * calls, 1000):
+            rows.range("fc Linear |fwd", start * US, (start + us) * US, domain="annot")
+        runs.append(digest(attribute(rows.build())))
+    (cause,) = causes(runs[:1], runs[1:], [ROW], time="host_ns", step=False)
+    assert (cause.kind, "fc Linear forward: 12 calls per step instead of 4" in cause.text) == (kind, True)
+
+
+def test_names_of_models_and_optimizers() -> None:
+    labels = ("Forward Net |fwd", "Optimizer SGD |opt")
+    a, b = (_run(*((label, [(ADD, us)]) for label in labels)) for us in (100, 150))
+    rows = [("", "Net", "forward"), ("", "SGD", "optimizer")]
+    names = [cause.sentence.partition(":")[0] for cause in causes([a], [b], rows, time="gpu_ns", step=False)]
+    assert names == ["(model) Net forward", "SGD optimizer"]
+
+
 def test_a_collective_in_a_layer_waits() -> None:
     a, b = _run((FC, [(GEMM, 100), (NCCL, 100)])), _run((FC, [(GEMM, 100), (NCCL, 200)]))
     cause = _cause(a, b)
@@ -156,12 +187,25 @@ def test_one_of_three_runs_does_not_decide() -> None:
     assert cause.evidence[0] == "matrix multiplications: 150 µs instead of 100 µs for the same calls"
 
 
+def test_a_long_step_does_not_decide() -> None:
+    """Twice the elements explain 2.5 times the time, of all steps but one."""
+    a = _run((FC, [(GEMM, 100)]))
+    b = _run((FC.replace("[8", "[16"), [(GEMM, 250)]), lengths=[1, 1, 1, 1, 1, 1, 50, 1])
+    assert _cause(a, b).kind == "work"
+
+
+def test_waits_of_one_of_three_runs_do_not_decide() -> None:
+    plain, slower, waits = (_run((FC, [(GEMM, us)]), gap=gap) for us, gap in ((100, 10), (150, 10), (150, 300)))
+    (cause,) = causes([plain] * 3, [waits, slower, slower], [], time="gpu_ns", step=True)
+    assert cause.kind == "slower work"
+
+
 @pytest.mark.parametrize(
     ("gemm", "norm", "says"),
     [
         (1.3, 1.02, "the clock of the GPU"),
         (1.1, 1.3, "the bandwidth"),
-        (1.3, 1.3, "1.30 times as long, other kernels 1.30 times."),
+        (1.3, 1.2, "1.30 times as long, other kernels 1.20 times."),
     ],
 )
 def test_kernels_show_the_clock_and_the_bandwidth(gemm: float, norm: float, says: str) -> None:

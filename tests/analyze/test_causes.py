@@ -236,6 +236,9 @@ CASES: Final[dict[str, Case]] = {
         LINEAR, lambda run: run.waiting(run.gaps(5000), 100_000), "waits", None, "waiting for launches"
     ),
     "for the CPU": Case(LINEAR, _idle(20 * MS), "waits", None, "waiting for the CPU"),
+    "for slow code on the CPU": Case(
+        LINEAR, lambda run: run.stretched(run.idle(), 2), "waits", None, "times as long on the CPU"
+    ),
     "for other ranks": Case(
         DDP,
         lambda run: run.longer(run.profile.kernels["name"].str.contains("(?i)nccl"), 20),

@@ -52,6 +52,9 @@ _LONGEST: Final = 48
 """Characters of the name of a kernel."""
 _WAITING: Final = ("data", "collective")
 """Phases in which a thread waits."""
+_PARTS: Final = {**CPU_PARTS, **GPU_PARTS}
+_FOR_CPU: Final = ("launch", "host")
+"""Parts of a step in which the GPU waits for the CPU."""
 _WORKING: Final = ("tensor_cores", "kernels", "copies", *COMPUTED)
 """Parts of a step in which it works. In the others it waits, or runs code outside ranges."""
 
@@ -101,9 +104,13 @@ class _Runs:
         return self.time == "gpu_ns"
 
     @cached_property
-    def _ratios(self) -> dict[Key, float]:
-        """b / a of the self time of each layer; of the long ones if there are some."""
-        a, b = (self_times(side, self.time) for side in (self.a, self.b))
+    def ratios(self) -> dict[Key, float]:
+        """b / a of the self time of each layer."""
+        return self.ratios_of(self.time)
+
+    def ratios_of(self, time: str) -> dict[Key, float]:
+        """Return b / a of a self time of each layer, or of each long layer if there are some."""
+        a, b = (self_times(side, time) for side in (self.a, self.b))
         both = {
             key: ns
             for key, ns in a.items()
@@ -112,11 +119,6 @@ class _Runs:
         least = _LEAST_SHARE * sum(both.values())
         long = [key for key, ns in both.items() if ns >= least] or both
         return {key: b[key] / a[key] for key in long}
-
-    def ratios(self, without: Iterable[Key] = ()) -> list[float]:
-        """Return b / a of the self times of layers."""
-        left_out = {*without}
-        return [ratio for key, ratio in self._ratios.items() if key not in left_out]
 
 
 def causes(
@@ -175,7 +177,8 @@ def _name(row: Key | None) -> str:
     if row is None:
         return "Step"
     layer, module, phase = row
-    return f"{named(layer or (MODEL if phase != 'optimizer' else ''), module)} {phase}"
+    name = named(layer or (MODEL if phase != "optimizer" else ""), module)
+    return name if phase == "other" else f"{name} {phase}"
 
 
 # ------------------------------------------------------------------ rows
@@ -187,7 +190,8 @@ def _cause_of_row(row: Key, before: Work, after: Work, runs: _Runs) -> Cause:
     kind, evidence = _explained(row, before, after, runs)
     if kind != "slower work":
         return _cause(kind, row, kind, evidence)
-    others = _quartiles(runs.ratios(without={*before.calls, *after.calls}))
+    own = {*before.calls, *after.calls}
+    others = _quartiles([ratio for key, ratio in runs.ratios.items() if key not in own])
     if not others:
         return _cause(kind, row, "slower", evidence)
     alike = math.log(others[1]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
@@ -402,7 +406,14 @@ class _Split:
 
 def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Sequence[Cause]) -> Cause:
     if waits := _waits(step_parts(runs.a), step_parts(runs.b)):
-        return _cause("waits", None, "waits", waits)
+        evidence = [_part(_PARTS[part].name, *times) for part, times in waits.items()]
+        cpu = (
+            _quartiles([*runs.ratios_of("host_ns").values()])
+            if runs.on_gpu and not {*_FOR_CPU}.isdisjoint(waits)
+            else []
+        )
+        shown = [_say("on_cpu", factor=_factor(cpu[1]))] if cpu else []
+        return _cause("waits", None, "waits", [*evidence, *shown])
     before, after = runs.whole
     whole = after.ns - before.ns
     grown = sorted(
@@ -416,25 +427,27 @@ def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Seq
     kind, evidence = _explained(None, before, after, runs)
     if kind != "slower work":
         return _cause(kind, None, kind, evidence)
-    ratios = _quartiles(runs.ratios())
+    ratios = _quartiles([*runs.ratios.values()])
     spread = [_say("spread_out", low=_factor(ratios[0]), high=_factor(ratios[2]))] if ratios else []
     alike = bool(ratios) and math.log(ratios[0]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
     machine = _machine(runs) if alike else ()
     return _cause(kind, None, "all" if alike else "slower", [*evidence[:1], *spread, *machine])
 
 
-def _waits(a: Mapping[str, float], b: Mapping[str, float]) -> list[str]:
-    """The parts in which the step waits longer, if they explain its growth beyond a growth of all parts alike."""
+def _waits(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """The parts in which the step waits longer, and their times (ns); empty: they do not explain its growth.
+
+    Waits that grow like the work do not explain it: everything takes longer then.
+    """
     if not a or not b:
-        return []
+        return {}
     works, waits = zip(*(_sums(parts) for parts in (a, b)), strict=True)
     whole = works[1] + waits[1] - works[0] - waits[0]
     if waits[1] - waits[0] * max(_ratio(*works), 1.0) < max(_HALF * whole, 1e-9):
-        return []
-    names = {**CPU_PARTS, **GPU_PARTS}
-    longer = {name: ns - a.get(name, 0.0) for name, ns in b.items() if name not in _WORKING}
-    shown = [name for name in sorted(longer, key=lambda name: -longer[name]) if longer[name] >= _LEAST * whole]
-    return [_part(names[name].name, a.get(name, 0.0), b[name]) for name in shown[:_MOST]]
+        return {}
+    times = {name: (a.get(name, 0.0), ns) for name, ns in b.items() if name not in _WORKING}
+    longer = sorted(times, key=lambda name: times[name][0] - times[name][1])
+    return {name: times[name] for name in longer[:_MOST] if times[name][1] - times[name][0] >= _LEAST * whole}
 
 
 def _sums(parts: Mapping[str, float]) -> tuple[float, float]:
