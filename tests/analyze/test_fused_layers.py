@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.comparison.comparable import fused_layers
 from annot.analyze.comparison.compare import compare, regressions
+from annot.analyze.comparison.fused import fused_layers
 from annot.attribution.attribute import Attribution, attribute
 
 US = 1000

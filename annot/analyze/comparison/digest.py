@@ -19,7 +19,7 @@ from annot.attribution.layer_tables import LAYER_PHASES, OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
 from annot.profile import Schema
 from annot.util.weak_keys import once_for_each
@@ -37,6 +37,18 @@ TABLES: Final[dict[str, Schema]] = {
 }
 """Columns of the tables of a digest."""
 
+_CAN_BE_NULL: Final = {"start_ns", "step_ns", "data_ns", "host_ns", "text", "parameters"}
+_FACTS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("source", "format", "producer", "cut", "cpu"), (str,)),
+    **dict.fromkeys(("host_times", "on_gpu", "compiled"), (bool,)),
+    **dict.fromkeys(("device_count", "step_count"), (int,)),
+    **dict.fromkeys(("rank", "world_size"), (int, type(None))),
+    **dict.fromkeys(("devices", "autocast", "threads"), (list,)),
+    **dict.fromkeys(("step_kind", "steps_found_by"), (str, type(None))),
+    "versions": (dict,),
+}
+_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str}
+"""Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
 _SLICE: Final = 1 << 20
@@ -52,7 +64,7 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written), parts (see
+            operation on the CPU), cut (sentences about missing events), parts (see
             `annot.analyze.run_summary.usual_parts`).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
@@ -97,7 +109,7 @@ def from_row(row: pl.DataFrame) -> Digest:
     """Return the digest of a row of `as_row`. Other columns are ignored.
 
     Raises:
-        ValueError: the frame has several rows, or a column is missing or has another type.
+        ValueError: the frame has several rows, a column is missing or has another type, or a value is impossible.
     """
     if row.height != 1:
         raise ValueError(f"a digest is one row, got {row.height:,} rows")
@@ -107,11 +119,37 @@ def from_row(row: pl.DataFrame) -> Digest:
             raise ValueError(f"column {name} of a digest must be {dtype}, got {row.schema.get(name)}")
     try:
         meta = json.loads(row["meta"][0])
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise ValueError("column meta of a digest must be a JSON object")
-    return Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    for name, types in _FACTS.items():
+        value = meta.get(name)
+        elements = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) not in types or any(type(element) is not _ELEMENTS[name] for element in elements):
+            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}, got {str(value)[:100]}")
+    run = Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    _check_values(run)
+    return run
+
+
+def _check_values(run: Digest) -> None:
+    """Raise ValueError if a value of the tables is impossible: a file can contain anything."""
+    for name, schema in TABLES.items():
+        table = getattr(run, name)
+        for column in schema:
+            if column not in _CAN_BE_NULL and table[column].null_count():
+                raise ValueError(f"{column} in {name} of a digest must have a value in each row")
+        limits = {"node": run.nodes.height, "step": run.steps.height}
+        for column in limits.keys() & schema.keys():
+            least = NONE if column == "node" else 0
+            if not table[column].is_between(least, limits[column] - 1).all():
+                raise ValueError(f"{column} in {name} of a digest must be from {least} to {limits[column] - 1}")
+    row = pl.int_range(pl.len())
+    if not run.nodes.select(pl.col("parent").is_between(NONE, row - 1).all()).item():
+        raise ValueError("parent in nodes of a digest must be a row above")
+    if not run.steps.select((pl.col("step") == row).all()).item():
+        raise ValueError("step in steps of a digest must be the row")
 
 
 @once_for_each
@@ -137,7 +175,8 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
     meta, forest, steps = attribution.meta, attribution.forest, attribution.steps
     threads = {process.get("cpu", {}).get("threads") for process in meta.get("processes", ())} - {None}
     return {
-        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer", "cut")},
+        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer")},
+        "cut": missing_events(attribution),
         "cpu": meta.get("cpu") or "",
         "host_times": known(meta),
         "rank": meta.get("rank"),
