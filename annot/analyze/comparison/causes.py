@@ -28,9 +28,10 @@ import msgspec
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
 from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS
-from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name
+from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import COLLECTIVE_NAME
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.nesting import Key
 from annot.labels.layer_path import named
@@ -186,7 +187,7 @@ def _name(row: Key | None) -> str:
 
 def _cause_of_row(row: Key, before: Work, after: Work, runs: _Runs) -> Cause:
     if row[2] in _WAITING:
-        return _cause("waits", row, "waits", [_part(named(row[0], row[1]), before.ns, after.ns)])
+        return _cause("waits", row, "waits", [_part(named(row[0], row[1]), before.ns, after.ns)] if after.ns else [])
     kind, evidence = _explained(row, before, after, runs)
     if kind != "slower work":
         return _cause(kind, row, kind, evidence)
@@ -209,11 +210,11 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
             return "work", [_say("new")]
         if (old := _class_of(row, 0)[1]) != (new := _class_of(row, 1)[1]):
             return "work", [_say("class", a=old, b=new)]
-    if changed := _other_inputs(before, after):
+    if changed := _other_inputs(row, before, after):
         return "work", changed
     clauses = [*_by_activity(before.activities, after.activities, runs)]
     if not runs.on_gpu:
-        clauses += _outside_activities(before, after)
+        clauses += _outside_activities(row, before, after)
     sums: dict[Kind, float] = defaultdict(float)
     for clause in clauses:
         sums[clause.kind] += clause.ns
@@ -226,24 +227,24 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
     return kind, [clause.text for clause in shown][:_MOST]
 
 
-def _other_inputs(before: Work, after: Work) -> list[str]:
+def _other_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
     """What shows that other inputs make the calls longer; empty: they do not, or are unknown."""
     growth = math.log(max(after.ns, 1) / max(before.ns, 1))
     factors = {name: _ratio(getattr(before, name), getattr(after, name)) for name in ("flops", "elements")}
     larger = {name: factor for name, factor in factors.items() if factor > 1 and math.log(factor) >= _HALF * growth}
-    changed = _changed_inputs(before, after)
+    changed = _changed_inputs(row, before, after)
     # Inputs of about the same size do not explain a longer time, but another dtype or layout may.
     if not larger and (factors["elements"] != 1 or not changed):
         return []
     amounts = [_say(name, factor=_factor(factor)) for name, factor in larger.items()][:1]
-    return [*_other_calls(before, after), *changed, *amounts][:_MOST]
+    return [*_other_calls(row, before, after), *changed, *amounts][:_MOST]
 
 
 def _ratio(a: float, b: float) -> float:
     return b / a if a > 0 and b > 0 else 1.0
 
 
-def _changed_inputs(before: Work, after: Work) -> list[str]:
+def _changed_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
     """The layers whose most frequent inputs differ, if these are at least half of the calls with known inputs."""
     sides = [_most_frequent(work) for work in (before, after)]
     both = [layer for layer in sides[0] if layer in sides[1]]
@@ -252,7 +253,8 @@ def _changed_inputs(before: Work, after: Work) -> list[str]:
     if not other or calls[0] < _HALF * calls[1]:
         return []
     layer = max(other, key=lambda layer: sides[0][layer][1])
-    return [_say("inputs", name=layer[0] or MODEL, a=sides[0][layer][0], b=sides[1][layer][0])]
+    text = _say("inputs", a=sides[0][layer][0], b=sides[1][layer][0])
+    return [text if row is not None and row[0] == layer[0] else f"{layer[0] or MODEL}: {text}"]
 
 
 def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
@@ -264,22 +266,23 @@ def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
     return {layer: item for layer, item in most.items() if item[1] > _HALF * sum(by_layer[layer].values())}
 
 
-def _other_calls(before: Work, after: Work) -> list[str]:
+def _other_calls(row: Key | None, before: Work, after: Work) -> list[str]:
     """The layers whose number of calls differs, the largest difference first."""
     differences = {key: after.calls.get(key, 0) - before.calls.get(key, 0) for key in {**before.calls, **after.calls}}
     changed = sorted((key for key, more in differences.items() if more), key=lambda key: (-abs(differences[key]), key))
-    return [
-        _say("calls", name=_name(key), a=_count(before.calls.get(key, 0)), b=_count(after.calls.get(key, 0)))
+    texts = {
+        key: _say("calls", a=_count(before.calls.get(key, 0)), b=_count(after.calls.get(key, 0)))
         for key in changed[:_NAMES]
-    ]
+    }
+    return [text if key == row else f"{_name(key)}: {text}" for key, text in texts.items()]
 
 
-def _outside_activities(before: Work, after: Work) -> Iterator[_Clause]:
+def _outside_activities(row: Key | None, before: Work, after: Work) -> Iterator[_Clause]:
     """The growth of CPU time outside recorded operations: further calls, and longer ones."""
     own_a, own_b = (max(work.ns - sum(ns for _, ns in work.activities.values()), 0.0) for work in (before, after))
     calls = _ratio(sum(before.calls.values()), sum(after.calls.values()))
     if calls != 1:
-        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(before, after)))
+        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(row, before, after)))
     where = "own" if after.activities else "calls_same"
     yield _Clause("slower work", own_b - own_a * calls, _times(where, own_a * calls, own_b))
 
@@ -308,7 +311,7 @@ def _further(kind: str, words: str, split: _Split, runs: _Runs) -> Iterator[_Cla
     if swapped:
         # Another function is other work: aten::relu and aten::gelu, or the elementwise kernels of both.
         cause: Kind = "work" if _other_functions(kind, split, runs) else "kernels"
-        yield _Clause(cause, changed, _replaced(split, changed))
+        yield _Clause(cause, changed, _replaced(split, changed, runs))
     rest = new_ns - gone_ns - changed if swapped else new_ns - gone_ns
     if rest:
         counts = {"a": _count(split.calls[0]), "b": _count(split.calls[1])}
@@ -323,17 +326,19 @@ def _other_functions(kind: str, split: _Split, runs: _Runs) -> bool:
     return {*map(short_name, split.gone)}.isdisjoint(map(short_name, split.new))
 
 
-def _replaced(split: _Split, longer: float) -> str:
-    names = [", ".join(_longest(side)) for side in (split.gone, split.new)]
-    text = _say("other", a=names[0], b=names[1], longer=short_time(max(longer, 0)))
+def _replaced(split: _Split, longer: float, runs: _Runs) -> str:
+    shorts = short_names([*split.gone, *split.new])
+    a, b = (", ".join(_longest(side, shorts)) for side in (split.gone, split.new))
     units = [{classify(name).tensor_cores for name in side} for side in (split.gone, split.new)]
-    return f"{text}, {_say('tensor_cores')}" if units == [{True}, {False}] else text
+    text = "without_units" if units == [{True}, {False}] else "other"
+    names = [{"name": name} for run in runs.b for name in run.meta["devices"]]
+    return _say(text, a=a, b=b, longer=short_time(max(longer, 0)), units=matrix_units({"devices": names}))
 
 
-def _longest(kernels: Timed) -> Iterator[str]:
+def _longest(kernels: Timed, shorts: Mapping[str, str]) -> Iterator[str]:
     """The short names of the longest kernels."""
     for name in sorted(kernels, key=lambda name: -kernels[name][1])[:_NAMES]:
-        short = short_name(name)
+        short = shorts[name]
         yield short if len(short) <= _LONGEST else f"{short[:_LONGEST]}…"
 
 
