@@ -58,7 +58,7 @@ def _steps(*work: bool, inner: int = 2, launches: bool = False) -> Profile:
 def test_steps_without_work() -> None:
     assert lost_work(attribute(_steps(True, True, True))) == ""
     lost = attribute(_steps(True, True, False))
-    assert lost_work(lost) == "The profile lacks GPU activities: 1 of 3 steps has no GPU activity."
+    assert lost_work(lost) == "The profile lacks GPU activities: 1 of 3 steps has no kernel."
     assert summarize(lost)["cut"] == lost_work(lost)
     assert lost_work(attribute(_steps(False, False))) == ""  # a run on the CPU
     assert lost_work(attribute(_steps(True, True, False, inner=4, launches=True))) == ""  # 2 of 5 ranges: other work
@@ -116,4 +116,4 @@ def test_report_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["report", str(tmp_path / "lost.json")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The profile lacks GPU activities: " in printed
-    assert "15 of 39 steps have no GPU activity." in printed
+    assert "15 of 39 steps have no kernel." in printed

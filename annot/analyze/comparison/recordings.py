@@ -13,7 +13,7 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 _MOST: Final = 0.5
 """Kernels of the layers with this share of all kernels vary by step, or are fewer, in one of the runs only."""
 _EMPTY: Final = 0.1
-"""Share of the steps without GPU activity that one run has more than the other."""
+"""Share of the steps without a kernel that one run has more than the other."""
 
 
 def truncated(pair: Pair) -> Difference:
@@ -26,14 +26,14 @@ def truncated(pair: Pair) -> Difference:
 
 
 def _empty_steps(pair: Pair) -> Difference:
-    empty = [run.steps.filter(pl.col("gpu_ns") == 0).height for run in pair.runs]
+    empty = [run.steps.filter(pl.col("kernels") == 0).height for run in pair.runs]
     steps = [run.steps.height for run in pair.runs]
     if abs(empty[0] / steps[0] - empty[1] / steps[1]) <= _EMPTY:
         return Difference()
     counts = " and ".join(
         f"{few:,} of {all_:,} steps in {name}" for few, all_, name in zip(empty, steps, pair.names, strict=True)
     )
-    return Difference(f"steps have no GPU activity: {counts}")
+    return Difference(f"steps have no kernel: {counts}")
 
 
 def _uneven_steps(pair: Pair) -> Difference:
