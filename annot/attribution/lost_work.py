@@ -30,11 +30,15 @@ def lost_work(attribution: Attribution) -> str:
     clauses = []
     lost, launches = (0, 0) if attribution.source is None else _launches_without_kernel(attribution.source)
     if lost > _LEAST * launches:
-        clauses.append(f"{lost:,} of {launches:,} kernel launches have no kernel")
+        clauses.append(f"{lost:,} of {launches:,} kernel launches {_have(lost)} no kernel")
     empty, steps = _steps_without_work(attribution)
     if empty:
-        clauses.append(f"{empty:,} of {steps:,} steps have no GPU activity")
+        clauses.append(f"{empty:,} of {steps:,} steps {_have(empty)} no kernel")
     return f"The profile lacks GPU activities: {' and '.join(clauses)}." if clauses else ""
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _launches_without_kernel(source: Source) -> tuple[int, int]:
@@ -62,11 +66,9 @@ def _named_calls(source: Source) -> Iterator[pl.DataFrame]:
 
 
 def _steps_without_work(attribution: Attribution) -> tuple[int, int]:
-    """Return the number of steps without GPU activity among others of their kind that have some, and of all steps."""
+    """Return the number of steps without a kernel among others of their kind that have some, and of all steps."""
     steps, tree = attribution.steps.steady().select("step", process_code="process"), attribution.forest.tree
-    busy = attribution.step_work.filter(pl.col("kernels") + pl.col("copies") > 0).select(
-        "process_code", "step", work=pl.lit(True)
-    )
+    busy = attribution.step_work.filter(pl.col("kernels") > 0).select("process_code", "step", work=pl.lit(True))
     steps = steps.join(busy, on=["process_code", "step"], how="left")
     if steps["work"].null_count() in (0, steps.height):
         return 0, steps.height

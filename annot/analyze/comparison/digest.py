@@ -15,7 +15,7 @@ from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_tables import LAYER_PHASES, OPERATIONS
+from annot.attribution.layer_tables import OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
@@ -321,15 +321,14 @@ def _nodes(attribution: Attribution, ranges: pl.DataFrame, steady: _Steady) -> p
 
 
 def _inputs(forest: Forest, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the inputs of the calls of layers, or of their operators where those of the calls are unknown."""
+    """Return the inputs of the calls of each node, or of its operators where those of the calls are unknown."""
     row = pl.int_range(pl.len(), dtype=pl.Int32)
     labels = forest.labels.select("key", label=row, text="shapes", parameters=pl.col("text").str.extract(_PARAMETERS))
-    is_layer = pl.col("phase").is_in(LAYER_PHASES).alias("is_layer")
-    nodes = forest.layers_of_nodes().select(is_layer, pl.Series("of_node", forest.nodes.keys, pl.Int32), node=row)
+    nodes = pl.DataFrame([pl.Series("of_node", forest.nodes.keys, pl.Int32)]).with_columns(node=row)
     ranges = ranges.join(nodes, on="node").join(labels, on="label")
     is_known = pl.col("text").is_not_null() | pl.col("parameters").is_not_null()
     own = ranges.filter(pl.col("key") == pl.col("of_node"), is_known, pl.col("calls") > 0)
-    operators = ranges.filter("is_layer", pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
+    operators = ranges.filter(pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
     operators = operators.join(own.drop_nulls("text"), on="of_node", how="anti")
     rows = pl.concat([own, operators], how="vertical_relaxed")
     keys, steps = ("node", "text", "parameters"), pl.col("step").n_unique().cast(pl.Int64).alias("steps")

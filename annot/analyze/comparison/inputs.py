@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 import polars as pl
 
 from annot.analyze.comparison.digest import Digest
-from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, layers_by_step
-from annot.attribution.layer_tables import LAYER_PHASES
+from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_rarer, layers_by_step
 from annot.labels.tag import AROUND
 from annot.util.weak_keys import once_for_each
 
@@ -75,19 +74,24 @@ def parameters(pair: Pair) -> Difference:
 
 
 def _differing(pair: Pair, what: str, values_of: Callable[[_Calls], Mapping[str, int]]) -> Difference:
-    """Describe the longest layer with a usual value in one run that is no value in the other."""
+    """Describe the longest layer with a usual value in one run that is no value, or a rare one, in the other."""
     apart = []
     for layer, sides in _shared(pair):
         a, b = (values_of(calls) for calls in sides)
+        steps = sides[0].steps, sides[1].steps
         if a and b:
-            alone = _usual(a, sides[0].steps) - b.keys(), _usual(b, sides[1].steps) - a.keys()
+            alone = _usual_alone(a, steps[0], b, steps[1]), _usual_alone(b, steps[1], a, steps[0])
             if any(alone):
                 apart.append((layer, min(alone[0] or a), min(alone[1] or b)))
     return _described(pair, what, apart)
 
 
-def _usual(values: Mapping[str, int], steps: int) -> set[str]:
-    return {value for value, number in values.items() if number >= _USUAL * steps}
+def _usual_alone(mine: Mapping[str, int], of: int, other: Mapping[str, int], of_other: int) -> list[str]:
+    """Return the values of most steps of a run that the other run lacks, or has in few steps only."""
+    usual = [value for value, steps in mine.items() if steps >= _USUAL * of]
+    few = {value: min(other.get(value, 0), of_other) for value in usual}
+    rare = [v for v in usual if few[v] < _USUAL * of_other and is_rarer(few[v], of_other, min(mine[v], of), of)]
+    return [value for value in usual if not few[value] or value in rare]
 
 
 def _other_sizes(pair: Pair) -> Difference:
@@ -145,7 +149,7 @@ def _shared(pair: Pair) -> Iterator[tuple[Layer, tuple[_Calls, _Calls]]]:
 @once_for_each
 def _calls(run: Digest) -> dict[Layer, _Calls]:
     """Return the inputs of the calls of each layer."""
-    counts = layers_by_step(run).filter(pl.col("phase").is_in(LAYER_PHASES)).group_by("layer", "name", "phase")
+    counts = layers_by_step(run).group_by("layer", "name", "phase")
     rows = counts.agg(number=pl.col("step").n_unique())
     nodes = run.nodes.select("layer", "phase", node=pl.int_range(pl.len(), dtype=pl.Int32))
     inputs = run.inputs.join(nodes, on="node").join(rows, on=["layer", "phase"])

@@ -92,14 +92,27 @@ def steps_of(run: Digest, rows: pl.DataFrame, *keys: str) -> pl.DataFrame:
 def is_gone(steps: int, of: int, others: int) -> bool:
     """Return whether what some steps of a run have is missing in all steps of another run for a reason.
 
-    What every step has is missing for a reason. What some steps have, such as a validation, can be missing by chance,
-    with the probability of the hypergeometric distribution.
+    What every step has is missing for a reason. What some steps have, such as a validation, can be missing by chance.
 
     Example:
         >>> is_gone(3, of=3, others=1), is_gone(1, of=39, others=39), is_gone(20, of=40, others=40)
         (True, False, True)
     """
-    return steps >= of or math.comb(of, steps) / math.comb(of + others, steps) < LEVEL
+    return steps >= of or is_rarer(0, others, steps, of)
+
+
+def is_rarer(steps: int, of: int, others: int, of_others: int) -> bool:
+    """Return whether less of the steps of a run have something than of another run, by more than chance.
+
+    Steps are exchanged between the runs: the probability is that of Fisher's exact test.
+
+    Example:
+        >>> is_rarer(2, 12, 7, 7), is_rarer(2, 4, 3, 3)
+        (True, False)
+    """
+    every = math.comb(of + of_others, steps + others)
+    ways = sum(math.comb(of, k) * math.comb(of_others, steps + others - k) for k in range(steps + 1))
+    return steps * of_others < others * of and ways / every < LEVEL
 
 
 def differ_by_step(a: Sequence[float], b: Sequence[float]) -> bool:

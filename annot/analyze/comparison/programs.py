@@ -11,6 +11,7 @@ import polars as pl
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.fused import fused_layers
 from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_gone, layers_by_step, steps_of
+from annot.labels.tag import COMPILED
 
 _LAYER: Final = ("name", "phase")
 _LEAST: Final = 0.1
@@ -20,7 +21,8 @@ _SMALL: Final = 0.01
 _CLOCK: Final = 2.0
 """The clock of a GPU at work changes by a smaller factor. Without layers, a greater one is another model."""
 _LONGEST: Final = 60
-_DIGITS: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+|#")
+"""Number of a repeated layer, or the sign that stands for it; the 2 of Conv2d is none."""
 
 
 def layers(pair: Pair) -> Difference:
@@ -103,11 +105,9 @@ def _name(row: dict[str, Any]) -> str:
 
 def _folds(pair: Pair, name: str) -> str:
     """Return the numbers of repeated layers in both runs, as `` (h.*: 12 and 24)``; empty unless they differ."""
-    fold = _DIGITS.sub("*", name)
-    if fold == name:
-        return ""
-    names = [layers_by_step(run)["name"].unique() for run in pair.runs]
-    counts = [sum(_DIGITS.sub("*", other) == fold for other in side) for side in names]
+    fold = _NUMBER.sub("*", name)
+    layers = [layers_by_step(run)["layer"].unique() for run in pair.runs]
+    counts = [sum(_NUMBER.sub("*", layer) == fold for layer in side) for side in layers]
     return f" ({fold}: {counts[0]:,} and {counts[1]:,})" if all(counts) and counts[0] != counts[1] else ""
 
 
@@ -167,7 +167,7 @@ def calls(pair: Pair) -> Difference:
     if apart.is_empty() or share <= (_SMALL if pair.per_step else _LEAST):
         return Difference()
     row = apart.row(0, named=True)
-    counts = " and ".join(_number(row[name]) for name in ("calls", "calls_b"))
+    counts = " and ".join(_number(row[name]) for name in ("calls", "calls_b")) + _folds(pair, row["name"])
     if pair.per_step:
         return Difference(f"the numbers of calls in a step differ: {_name(row)} {counts}", share)
     return Difference(f"neither run has steps, and the numbers of calls differ: {_name(row)} {counts}", share)
@@ -180,6 +180,7 @@ def _number(values: Sequence[int]) -> str:
 
 def _calls_of(run: Digest, time: str) -> pl.DataFrame:
     """Return name, phase, ns and calls (of each step with calls) of the layers with calls outside compiled graphs."""
-    rows = layers_by_step(run).group_by(*_LAYER, "step").agg(pl.col("calls").sum(), ns=pl.col(time).sum())
+    layers = layers_by_step(run).filter(~pl.col("module").str.starts_with(COMPILED))
+    rows = layers.group_by(*_LAYER, "step").agg(pl.col("calls").sum(), ns=pl.col(time).sum())
     rows = rows.filter(pl.col("calls") > 0).sort("step")
     return rows.group_by(_LAYER).agg(pl.col("calls"), pl.col("ns").sum())

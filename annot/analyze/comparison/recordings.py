@@ -8,11 +8,12 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.pairs import Difference, Pair, layers_by_step, usual
+from annot.attribution.gpu_time import UNATTRIBUTED
 
 _MOST: Final = 0.5
 """Kernels of the layers with this share of all kernels vary by step, or are fewer, in one of the runs only."""
 _EMPTY: Final = 0.1
-"""Share of the steps without GPU activity that one run has more than the other."""
+"""Share of the steps without a kernel that one run has more than the other."""
 
 
 def truncated(pair: Pair) -> Difference:
@@ -25,14 +26,14 @@ def truncated(pair: Pair) -> Difference:
 
 
 def _empty_steps(pair: Pair) -> Difference:
-    empty = [run.steps.filter(pl.col("gpu_ns") == 0).height for run in pair.runs]
+    empty = [run.steps.filter(pl.col("kernels") == 0).height for run in pair.runs]
     steps = [run.steps.height for run in pair.runs]
     if abs(empty[0] / steps[0] - empty[1] / steps[1]) <= _EMPTY:
         return Difference()
     counts = " and ".join(
         f"{few:,} of {all_:,} steps in {name}" for few, all_, name in zip(empty, steps, pair.names, strict=True)
     )
-    return Difference(f"steps have no GPU activity: {counts}")
+    return Difference(f"steps have no kernel: {counts}")
 
 
 def _uneven_steps(pair: Pair) -> Difference:
@@ -73,7 +74,8 @@ def _kernels_of(run: Digest) -> pl.DataFrame:
     """Return layer, phase, names of its kernels, their number (total), and kernels per call, or else per step."""
     nodes = run.nodes.select("layer", "phase", "calls", node=pl.int_range(pl.len(), dtype=pl.Int32))
     called = nodes.group_by("layer", "phase").agg(called=pl.col("calls").sum())
-    rows = run.kernels.filter("kernel").rename({"calls": "total"}).join(nodes, on="node")
+    rows = run.kernels.filter("kernel").rename({"calls": "total"})
+    rows = rows.join(nodes.filter(pl.col("layer") != UNATTRIBUTED), on="node")
     rows = rows.group_by("layer", "phase").agg(pl.col("name").unique().alias("names"), pl.col("total").sum())
     times = pl.when(pl.col("called") > 0).then("called").otherwise(max(run.steps.height, 1))
     return rows.join(called, on=["layer", "phase"]).with_columns(kernels=pl.col("total") / times)
