@@ -124,14 +124,19 @@ def test_faster_kernels_do_not_hide_further_ones() -> None:
     b = _run((FC, [(GEMM, 80), (NORM, 100), (ADD, 70)]))
     cause = _cause(a, b)
     assert cause.kind == "work"
-    assert cause.evidence == ("elementwise kernels: 1 per step instead of 0, 70.0 µs longer",)
+    assert cause.evidence == (
+        "elementwise kernels: 1 per step instead of 0, 70.0 µs longer, by elementwise CUDAFunctor_add",
+    )
 
 
 def test_other_work_is_said_beside_a_larger_cause() -> None:
     a, b = _run((FC, [(GEMM, 100)])), _run((FC, [(GEMM, 1000), (ADD, 20)]))
     cause = _cause(a, b)
     assert cause.kind == "slower work"
-    assert cause.evidence[1] == "elementwise kernels: 1 per step instead of 0, 20.0 µs longer"
+    assert (
+        cause.evidence[1]
+        == "elementwise kernels: 1 per step instead of 0, 20.0 µs longer, by elementwise CUDAFunctor_add"
+    )
 
 
 @pytest.mark.parametrize(("each", "kind"), [(160, "work"), (170, "slower work")])
