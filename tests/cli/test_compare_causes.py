@@ -10,7 +10,11 @@ from typing import Final
 import pytest
 from shared_data import shared
 
+from annot.analyze.comparison.comparable import comparability
+from annot.analyze.comparison.digest import digest
 from annot.cli.main import main
+from annot.report.page.data import comparison_data
+from annot.runs.run import Run
 
 GEMM: Final = "volta_sgemm_64x64_tn"
 OTHER: Final = "ampere_sgemm_128x64_tn"
@@ -18,11 +22,12 @@ CAUSE: Final = "aten::linear: other kernels run for the same work"
 EVIDENCE: Final = f"{OTHER} instead of {GEMM}"
 
 
-@pytest.fixture(name="pair")
-def _pair(tmp_path: Path) -> list[str]:
+@pytest.fixture(name="pair", scope="module")
+def _pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The trace, and one in which other kernels multiply, half as fast."""
     trace = json.loads(gzip.decompress(shared("kineto/more/param_linear.json.gz").read_bytes()))
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    folder = tmp_path_factory.mktemp("pair")
+    paths = [folder / "a.json", folder / "b.json"]
     paths[0].write_text(json.dumps(trace))
     for event in trace["traceEvents"]:
         if event.get("cat") == "kernel" and event["name"] == GEMM:
@@ -53,3 +58,15 @@ def test_equal_runs_have_no_cause(pair: list[str], capsys: pytest.CaptureFixture
     assert main(["compare", pair[0], pair[0], "--all", "--fail-above", "1.05"]) == 0
     printed = capsys.readouterr()
     assert "Cause" not in printed.out + printed.err
+
+
+def test_the_page_says_causes_and_what_one_pair_cannot_tell(pair: list[str]) -> None:
+    a, b = (Run(path).attribution for path in pair)
+    data = comparison_data(a, b, ("a", "b"), "kernel")
+    assert any(text.startswith(f"{CAUSE[0].upper()}{CAUSE[1:]}: {EVIDENCE}") for text in data["causes"])
+    assert "cannot separate" in data["causes"][-1]
+    same = comparison_data(a, a, ("a", "a"), "layer")
+    assert same["causes"] == []
+    assert same["reservations"] == [
+        f"{text[0].upper()}{text[1:]}" for text in comparability([digest(a)], [digest(a)]).reservations
+    ]
