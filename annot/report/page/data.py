@@ -95,7 +95,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     comparison = comparisons[by]
     decision = decide(comparisons["layer"], above=1 + LEAST_CHANGE)
     longer = [cause.text for cause in causes_of(comparisons["layer"], decision, *sides)]
-    doubt = [f"{decision.sentences[-1]}."] if longer and decision.level is None else []
+    doubt = [f"{texts.sentence(decision.sentences[-1])}."] if longer and decision.level is None else []
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
         "kind": "compare",
@@ -105,7 +105,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
         "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
         "notes": [*map(texts.sentence, comparison.comparability.notes)],
         "reservations": [*map(texts.sentence, comparison.comparability.reservations)],
-        "causes": [*map(texts.sentence, [*longer, *doubt])],
+        "causes": [*longer, *doubt],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
