@@ -30,7 +30,7 @@ from annot.collect.run import shell_status
 from annot.errors import AnnotError
 from annot.runs.run import Run
 from annot.util.locked_folder import locked
-from annot.util.whole_files import created
+from annot.util.whole_files import created, write_file
 
 Pair: TypeAlias = tuple[Digest, Digest]
 Say: TypeAlias = Callable[[str], None]
@@ -64,47 +64,42 @@ class Pairs:
         self._folder, self._repository, self._trees, self._program = folder, repository, trees, program
         self._read: dict[Path, Pair] = {}
 
-    def get(self, a: Commit, b: Commit, count: int) -> list[Pair]:
-        """Return the first pairs of two commits, and measure those that are missing.
+    def pair(self, a: Commit, b: Commit, number: int) -> Pair:
+        """Return a pair of runs of two commits by its number, from 0. A missing pair is measured.
 
         Raises:
             SkipError: the second commit does not run.
             AnnotError: the first commit does not run, or the folder cannot be written.
         """
         folder = self._folder / f"{a.hash}-{b.hash}"
-        if (folder / "skip.txt").exists():
-            raise SkipError((folder / "skip.txt").read_text(encoding="utf-8"))
+        path, skipped = folder / f"{number}.parquet", folder / "skip.txt"
         try:
-            return [self._pair(folder, a, b, number) for number in range(count)]
+            if skipped.exists():
+                raise SkipError(skipped.read_text(encoding="utf-8"))
+            if path not in self._read:
+                if not path.exists():
+                    pair = self._measure(folder / "runs", a, b, backwards=number % 2 == 1)
+                    with created(path, force=True) as file:
+                        pl.concat(map(as_row, pair)).write_parquet(file)
+                    shutil.rmtree(folder / "runs", ignore_errors=True)
+                rows = pl.read_parquet(path)
+                self._read[path] = from_row(rows[:1]), from_row(rows[1:])
+        except SkipError as error:
+            write_file(skipped, [str(error).encode()], force=True)
+            raise
         except OSError as error:
             raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
+        return self._read[path]
 
     def kept(self) -> int:
         """Return the number of runs that are measured."""
         return sum(len(_NAMES) for _ in self._folder.glob("*-*/*.parquet"))
 
-    def _pair(self, folder: Path, a: Commit, b: Commit, number: int) -> Pair:
-        path = folder / f"{number}.parquet"
-        if path not in self._read:
-            if not path.exists():
-                shutil.rmtree(folder / "runs", ignore_errors=True)  # of a killed process: its pair lacks a run
-                (folder / "runs").mkdir(parents=True)
-                try:
-                    first, second = self._measure(folder / "runs", a, b, backwards=number % 2 == 1)
-                except SkipError as error:
-                    with created(folder / "skip.txt", force=True) as file:
-                        file.write(str(error).encode())
-                    raise
-                with created(path, force=True) as file:
-                    pl.concat([as_row(first), as_row(second)]).write_parquet(file)
-                shutil.rmtree(folder / "runs", ignore_errors=True)
-            rows = pl.read_parquet(path)
-            self._read[path] = from_row(rows[:1]), from_row(rows[1:])
-        return self._read[path]
-
     def _measure(self, runs: Path, a: Commit, b: Commit, *, backwards: bool) -> Pair:
         """Run both commits, in the other order in every second pair: a drift of the machine cancels out."""
         program = self._program
+        shutil.rmtree(runs, ignore_errors=True)  # of a killed process: its pair lacks a run
+        runs.mkdir(parents=True)
         try:
             commands = [self._prepare(runs, name, commit) for name, commit in zip(_NAMES, (a, b), strict=True)]
             commands = commands[:: -1 if backwards else 1]
