@@ -46,7 +46,8 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.ingest import EPOCH
 from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY
-from annot.attribution.summary import step_spans, summarize
+from annot.attribution.steps import steady_steps
+from annot.attribution.summary import by_step, step_spans, summarize
 from annot.labels.foreign import BATCH, DATA
 from annot.labels.layer_path import named
 from annot.util.weak_keys import once_for_each
@@ -181,6 +182,27 @@ def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, inputs: 
     excess = sum(causes.values())
     shares = {name: ns / excess for name, ns in causes.items()} if excess > 0 else {}
     return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
+
+
+def usual_parts(attribution: Attribution) -> dict[str, float]:
+    """Return the mean time (ns) of each part of the step on a device, so that a few long steps do not count.
+
+    The mean is that of the steps between the quartiles of step time, or the whole run if it has no steps. The parts are
+    those of `step_time`, and add up to the time of the step.
+    """
+    steps = by_step(attribution)
+    ns, middle = pl.col("step_ns"), steps.clear()
+    if attribution.steps.table.height:
+        steady = steady_steps(steps)
+        middle = steady.filter(ns.is_between(ns.quantile(0.25, "lower"), ns.quantile(0.75, "higher")))
+    inputs, devices = step_inputs(attribution), pl.struct("process", "device").n_unique()
+    if middle.height:
+        sums, per_step = _mean_times(attribution, middle, inputs), pl.col("process").n_unique()
+    else:
+        by_share = step_time(attribution).group_by("share").agg(pl.col("ns").sum())
+        sums, per_step = {share: float(ns) for share, ns in by_share.iter_rows()}, pl.lit(1)
+    count = inputs.windows.select(devices / per_step).item() if inputs.windows.height else 1
+    return {name: sums[name] / count for name in sorted(sums)}
 
 
 def _mean_times(attribution: Attribution, steps: pl.DataFrame, inputs: StepInputs) -> dict[str, float]:

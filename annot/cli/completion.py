@@ -6,6 +6,7 @@ The package shtab makes the script: pip install 'annot[completion]'.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any, Final
 
 _EXAMPLES: Final = """\
@@ -14,7 +15,7 @@ examples:
   annot completion zsh > ~/.zfunc/_annot
   annot completion tcsh > ~/.annot.completion.csh
 """
-_FILES: Final = ("PROFILE", "A", "B", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND", "FILE")
+_FILES: Final = ("PROFILE", "A", "B", "RUN", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND", "FILE")
 """Arguments that are files, by metavar."""
 
 
@@ -31,10 +32,19 @@ def run(args: argparse.Namespace) -> int:
     from annot.cli.main import COMMANDS, make_parser
 
     parser = make_parser(*COMMANDS)
-    verbs: Any = next(action.choices for action in parser._actions if action.choices)
-    for action in (action for verb in verbs.values() for action in verb._actions):
+    for action in _actions(parser):
         if action.metavar in _FILES:
             action.complete = shtab.FILE
     script = shtab.complete(parser, args.shell)
     print(script.replace("complete -o ", "complete -o default -o "))  # bash: `annot PROFILE` completes files
     return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    """Yield the arguments of a parser and of the parsers of its commands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+        else:
+            yield action

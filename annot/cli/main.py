@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
     "report": "print the time of each layer in a profile; annot PROFILE is short for it",
     "compare": "compare two profiles layer by layer: speedup with its uncertainty",
+    "baseline": "keep runs as named baselines, to compare later runs with",
     "roofline": "print layers or kernels relative to the peaks of their device",
     "calibrate": "measure the peaks of this GPU or CPU once, for rooflines and advice",
     "sweep": "run a command with every combination of parameters, and write a table and charts",
@@ -60,6 +61,7 @@ environment:
   ANNOT_ENABLE                   1: emit ranges even without a profiler
   ANNOT_DISABLE_NATIVE           1: use the Python fallback instead of the C extensions, except for the recorder
   ANNOT_NSYS, ANNOT_NCU          paths of nsys and ncu
+  ANNOT_BASELINES                folder or URL of the baselines
 
 annot COMMAND --help shows the options of a command.
 """

@@ -16,7 +16,8 @@ from annot.util.whole_files import write_file
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report.table import Table
+    from annot.analyze.comparison.digest import Digest
+    from annot.report.export.json_csv_parquet import Report
     from annot.runs.run import Run
     from annot.runs.selection import Selection
 
@@ -156,7 +157,14 @@ def opened(path: str, args: argparse.Namespace) -> Run:
     return Run(path, selection_of(args))
 
 
-def deliver(report: Table, show: Callable[[Console], None], args: argparse.Namespace) -> None:
+def digest_of(path: str, args: argparse.Namespace) -> Digest:
+    """Return what a comparison needs of a profile, of which the options select a part. The profile is not kept."""
+    from annot.analyze.comparison.digest import digest
+
+    return digest(opened(path, args).attribution)
+
+
+def deliver(report: Report, show: Callable[[Console], None], args: argparse.Namespace) -> None:
     """Print the report or write it to OUT, in the selected format; `show` prints the table to a console."""
     if args.output is None and args.format == "table":
         show(console_for(sys.stdout))

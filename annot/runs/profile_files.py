@@ -1,4 +1,4 @@
-"""Profile files of many ranks: expand patterns, fetch URLs, and number the ranks."""
+"""Files, local or in a store of fsspec: expand patterns, fetch, write and remove files, and number ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from annot.errors import AnnotError
+from annot.util.whole_files import write_file
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _RANK: Final = re.compile(r"rank\D?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -45,11 +46,16 @@ def expand(patterns: Sequence[str]) -> list[str]:
     """
     paths: set[str] = set()
     for pattern in patterns:
-        matches = _remote(pattern) if is_url(pattern) else _local(pattern)
-        if not matches:
+        files = matches(pattern)
+        if not files:
             raise AnnotError(f"{pattern} matches no file")
-        paths.update(matches)
+        paths.update(files)
     return sorted(paths, key=_natural)
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the files of one pattern of `expand`; empty: it matches no file."""
+    return _remote(pattern) if is_url(pattern) else _local(pattern)
 
 
 def rank_numbers(paths: Sequence[str]) -> list[int]:
@@ -80,25 +86,63 @@ def local(path: str) -> Iterator[Path]:
     Raises:
         AnnotError: the file cannot be fetched, or its copy would leave less than 1 GiB free on the disk.
     """
+    path = without_file_scheme(path)
     if not is_url(path):
         yield Path(path)
         return
     filesystem, name = _filesystem(path)
-    from fsspec.implementations.local import LocalFileSystem
-
-    if isinstance(filesystem, LocalFileSystem):
-        yield Path(name)
-        return
     with tempfile.TemporaryDirectory(prefix="annot-") as folder:
         copy = Path(folder) / "profile"
-        try:
-            with filesystem.open(name, "rb") as source:
-                _copy(path, source, copy)
-        except AnnotError:
-            raise
-        except Exception as error:  # each fsspec backend raises its own exceptions
-            raise _unreadable(path, error) from None
+        with _errors_named(path, "read"), filesystem.open(name, "rb") as source:
+            _copy(path, source, copy)
         yield copy
+
+
+def without_file_scheme(path: str) -> str:
+    """Return the path of a URL of a local file, such as ``file:///data/run.sqlite``; another path or URL is unchanged.
+
+    Example:
+        >>> without_file_scheme("run.sqlite")
+        'run.sqlite'
+    """
+    if not is_url(path):
+        return path
+    filesystem, name = _filesystem(path)
+    from fsspec.implementations.local import LocalFileSystem
+
+    return name if isinstance(filesystem, LocalFileSystem) else path
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file or URL, and replace an existing one. A local file is complete or unchanged.
+
+    Raises:
+        AnnotError: it cannot be written.
+    """
+    path = without_file_scheme(path)
+    if is_url(path):
+        filesystem, name = _filesystem(path)
+        with _errors_named(path, "written"):
+            filesystem.pipe_file(name, content)
+        return
+    with _errors_named(path, "written"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, [content], force=True)
+
+
+def remove(path: str) -> None:
+    """Remove a file or URL.
+
+    Raises:
+        AnnotError: it cannot be removed.
+    """
+    path = without_file_scheme(path)
+    with _errors_named(path, "removed"):
+        if is_url(path):
+            filesystem, name = _filesystem(path)
+            filesystem.rm_file(name)
+        else:
+            Path(path).unlink()
 
 
 def _copy(path: str, source: IO[bytes], copy: Path) -> None:
@@ -151,10 +195,8 @@ def _remote(pattern: str) -> list[str]:
     if not glob.has_magic(pattern):
         return [pattern]
     filesystem, name = _filesystem(pattern)
-    try:
+    with _errors_named(pattern, "read"):
         return [filesystem.unstrip_protocol(match) for match in filesystem.glob(name)]
-    except Exception as error:  # each fsspec backend raises its own exceptions
-        raise _unreadable(pattern, error) from None
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -162,16 +204,23 @@ def _filesystem(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         raise AnnotError(f"{url} needs the fsspec package: pip install 'annot[remote]'") from None
-    try:
+    with _errors_named(url, "read"):  # unknown protocol, missing package, wrong credentials, ...
         filesystem, name = url_to_fs(url)
-    except Exception as error:  # unknown protocol, missing package, wrong credentials, ...
-        raise _unreadable(url, error) from None
     return filesystem, str(name)
 
 
-def _unreadable(path: str, error: Exception) -> AnnotError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return AnnotError(f"{path} cannot be read: {reason}")
+@contextmanager
+def _errors_named(path: str, done: str) -> Iterator[None]:
+    """Raise AnnotError for every exception in the block: each fsspec backend raises its own exceptions."""
+    try:
+        yield
+    except AnnotError:
+        raise
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else ""
+        raise AnnotError(
+            f"{path} cannot be {done}: {reason or ' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:

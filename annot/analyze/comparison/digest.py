@@ -11,14 +11,15 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_tables import LAYER_PHASES
+from annot.attribution.layer_tables import OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
 from annot.profile import Schema
 from annot.util.weak_keys import once_for_each
@@ -27,13 +28,27 @@ TABLES: Final[dict[str, Schema]] = {
     "steps": dict.fromkeys(("step", "process"), pl.Int32)
     | dict.fromkeys(("start_ns", "step_ns", "data_ns", "gpu_ns", "kernels"), pl.Int64),
     "nodes": {"parent": pl.Int32} | dict.fromkeys(KEY, pl.String) | {"calls": pl.Int64},
-    "times": dict.fromkeys(("node", "step"), pl.Int32) | dict.fromkeys(("host_ns", "gpu_ns"), pl.Int64),
-    "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64},
+    "times": dict.fromkeys(("node", "step"), pl.Int32)
+    | dict.fromkeys(("host_ns", "gpu_ns", "calls", "activities"), pl.Int64),
+    "inputs": {"node": pl.Int32, "text": pl.String, "parameters": pl.String, "calls": pl.Int64, "steps": pl.Int64},
     "kernels": {"node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64},
+    "operations": {"node": pl.Int32, "name": pl.String, "calls": pl.Int64, "host_ns": pl.Int64},
     "activities": {"name": pl.String, "step": pl.Int32, "calls": pl.Int64, "gpu_ns": pl.Int64},
 }
 """Columns of the tables of a digest."""
 
+_CAN_BE_NULL: Final = {"start_ns", "step_ns", "data_ns", "host_ns", "text", "parameters"}
+_FACTS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("source", "format", "producer", "cut", "cpu"), (str,)),
+    **dict.fromkeys(("host_times", "on_gpu", "compiled"), (bool,)),
+    **dict.fromkeys(("device_count", "step_count"), (int,)),
+    **dict.fromkeys(("rank", "world_size"), (int, type(None))),
+    **dict.fromkeys(("devices", "autocast", "threads"), (list,)),
+    **dict.fromkeys(("step_kind", "steps_found_by"), (str, type(None))),
+    "versions": (dict,),
+}
+_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str}
+"""Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
 _SLICE: Final = 1 << 20
@@ -49,17 +64,20 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written).
+            operation on the CPU), cut (sentences about missing events), parts (see
+            `annot.analyze.run_summary.usual_parts`).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
             calls (in steady steps). Nodes of `annot.attribution.gpu_time.UNATTRIBUTED` have unattributed time, and the
             reason as their module.
-        times: self times in steady steps: node (-1: no layer), step, host_ns (null: unknown), gpu_ns.
+        times: a row per node with events in a steady step: node (-1: no layer), step, host_ns (null: unknown), gpu_ns
+            (self times), calls (outside compiled graphs), activities (number of GPU activities).
         inputs: inputs of calls in steady steps: node, text (shapes and dtypes as in `annot.labels.tag`, of a call of
             the layer, or of its operators where those of the layer are unknown; null: unknown), parameters (of the
-            layer, as ``kernel=3,3``; null: none or unknown), calls.
+            layer, as ``kernel=3,3``; null: none or unknown), calls, steps (number of steps with such a call).
         kernels: GPU activities of each node in steady steps: node, name, kernel (false: copy or memset), calls, gpu_ns.
+        operations: recorded operations of each node in steady steps: node, name, calls, host_ns (self time).
         activities: GPU activities of each steady step: name, step, calls, gpu_ns.
     """
 
@@ -69,6 +87,7 @@ class Digest:
     times: pl.DataFrame
     inputs: pl.DataFrame
     kernels: pl.DataFrame
+    operations: pl.DataFrame
     activities: pl.DataFrame
 
 
@@ -90,7 +109,7 @@ def from_row(row: pl.DataFrame) -> Digest:
     """Return the digest of a row of `as_row`. Other columns are ignored.
 
     Raises:
-        ValueError: the frame has several rows, or a column is missing or has another type.
+        ValueError: the frame has several rows, a column is missing or has another type, or a value is impossible.
     """
     if row.height != 1:
         raise ValueError(f"a digest is one row, got {row.height:,} rows")
@@ -100,11 +119,37 @@ def from_row(row: pl.DataFrame) -> Digest:
             raise ValueError(f"column {name} of a digest must be {dtype}, got {row.schema.get(name)}")
     try:
         meta = json.loads(row["meta"][0])
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise ValueError("column meta of a digest must be a JSON object")
-    return Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    for name, types in _FACTS.items():
+        value = meta.get(name)
+        elements = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) not in types or any(type(element) is not _ELEMENTS[name] for element in elements):
+            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}, got {str(value)[:100]}")
+    run = Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
+    _check_values(run)
+    return run
+
+
+def _check_values(run: Digest) -> None:
+    """Raise ValueError if a value of the tables is impossible: a file can contain anything."""
+    for name, schema in TABLES.items():
+        table = getattr(run, name)
+        for column in schema:
+            if column not in _CAN_BE_NULL and table[column].null_count():
+                raise ValueError(f"{column} in {name} of a digest must have a value in each row")
+        limits = {"node": run.nodes.height, "step": run.steps.height}
+        for column in limits.keys() & schema.keys():
+            least = NONE if column == "node" else 0
+            if not table[column].is_between(least, limits[column] - 1).all():
+                raise ValueError(f"{column} in {name} of a digest must be from {least} to {limits[column] - 1}")
+    row = pl.int_range(pl.len())
+    if not run.nodes.select(pl.col("parent").is_between(NONE, row - 1).all()).item():
+        raise ValueError("parent in nodes of a digest must be a row above")
+    if not run.steps.select((pl.col("step") == row).all()).item():
+        raise ValueError("step in steps of a digest must be the row")
 
 
 @once_for_each
@@ -118,6 +163,7 @@ def digest(attribution: Attribution) -> Digest:
         "times": _times(attribution, ranges, work),
         "inputs": _inputs(attribution.forest, ranges),
         "kernels": work.group_by("node", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum()),
+        "operations": _operations(attribution, ranges),
         "activities": work.group_by("name", "step").agg(pl.col("calls", "gpu_ns").sum()),
     }
     for name, schema in TABLES.items():
@@ -129,7 +175,8 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
     meta, forest, steps = attribution.meta, attribution.forest, attribution.steps
     threads = {process.get("cpu", {}).get("threads") for process in meta.get("processes", ())} - {None}
     return {
-        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer", "cut")},
+        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer")},
+        "cut": missing_events(attribution),
         "cpu": meta.get("cpu") or "",
         "host_times": known(meta),
         "rank": meta.get("rank"),
@@ -144,6 +191,7 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
         "compiled": bool(_is_graph(forest).any()),
         "versions": {str(name): str(version) for name, version in (meta.get("software") or {}).items()},
         "threads": sorted(threads),
+        "parts": usual_parts(attribution),
     }
 
 
@@ -209,14 +257,14 @@ def _work(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
     return pl.concat(sums)
 
 
-_COUNTS: Final = ("host_ns", "calls", "operators")
+_COUNTS: Final = ("host_ns", "calls", "operators", "ranges")
 
 
 def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
-    """Return node, step, label, host_ns (self time), calls and operators of ranges in steady steps; keys may repeat.
+    """Return node, step, label, host_ns (self time) and counts of the ranges in steady steps; keys may repeat.
 
-    Calls are those of `annot.attribution.attribute.Attribution.nodes` outside compiled
-    graphs. Operators are those with recorded inputs that a layer calls itself.
+    The counts are calls, those of `annot.attribution.attribute.Attribution.nodes` outside compiled graphs; operators,
+    those with recorded inputs that a layer calls itself; and ranges.
     """
     forest, tree, labels = attribution.forest, attribution.forest.tree, attribution.forest.labels
     process, graphs = forest.threads.table["process_code"], _is_graph(forest)
@@ -232,15 +280,27 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
         operators = has_inputs.gather(block["label"]) & ~is_operator.gather(outer).fill_null(False)
         step = steady.number_of(codes, attribution.steps.at(codes, block["start"]))
         rows = block.select("node", step.alias("step"), "label", "host_ns", calls=calls, operators=operators)
+        rows = rows.with_columns(ranges=pl.lit(1))
         sums.append(rows.drop_nulls("step").group_by(list(keys)).agg(pl.col(_COUNTS).sum().cast(pl.Int64)))
     return pl.concat(sums)
 
 
+def _operations(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return node, name, calls and host_ns of the operations in ranges; none if CPU times are unknown."""
+    row, is_operation = pl.int_range(pl.len(), dtype=pl.Int32), pl.col("role").is_in(OPERATIONS)
+    names = attribution.forest.labels.select(is_operation.alias("is_operation"), label=row, name="layer")
+    names = names.filter(pl.col("is_operation") & pl.lit(known(attribution.meta)))
+    rows = ranges.join(names, on="label")
+    return rows.group_by("node", "name").agg(pl.col("ranges").sum().alias("calls"), pl.col("host_ns").sum())
+
+
 def _times(attribution: Attribution, ranges: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    rows = pl.concat([ranges.select("node", "step", "host_ns"), work.select("node", "step", "gpu_ns")], how="diagonal")
-    numbers, place = ("host_ns", "gpu_ns"), column_ops.pair(pl.col("node"), pl.col("step")).alias("place")
-    times = rows.select(place, *numbers).group_by("place").agg(pl.col(numbers).sum())
-    times = times.filter((pl.col("host_ns") != 0) | (pl.col("gpu_ns") != 0)).sort("place")  # faster than by two columns
+    sums = ("host_ns", "gpu_ns", "calls", "activities")
+    work = work.select("node", "step", "gpu_ns", activities="calls")
+    rows = pl.concat([ranges.select("node", "step", "host_ns", "calls"), work], how="diagonal")
+    place = column_ops.pair(pl.col("node"), pl.col("step")).alias("place")  # faster than two columns
+    times = rows.select(place, *sums).group_by("place").agg(pl.col(sums).sum())
+    times = times.filter(pl.any_horizontal(pl.col(sums) != 0)).sort("place")
     node, step = column_ops.high_of(times["place"]), column_ops.low_of(times["place"])
     times = times.with_columns(node.alias("node"), step.alias("step"))
     return times if known(attribution.meta) else times.with_columns(host_ns=pl.lit(None, pl.Int64))
@@ -261,15 +321,15 @@ def _nodes(attribution: Attribution, ranges: pl.DataFrame, steady: _Steady) -> p
 
 
 def _inputs(forest: Forest, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the inputs of the calls of layers, or of their operators where those of the calls are unknown."""
+    """Return the inputs of the calls of each node, or of its operators where those of the calls are unknown."""
     row = pl.int_range(pl.len(), dtype=pl.Int32)
     labels = forest.labels.select("key", label=row, text="shapes", parameters=pl.col("text").str.extract(_PARAMETERS))
-    is_layer = pl.col("phase").is_in(LAYER_PHASES).alias("is_layer")
-    nodes = forest.layers_of_nodes().select(is_layer, pl.Series("of_node", forest.nodes.keys, pl.Int32), node=row)
+    nodes = pl.DataFrame([pl.Series("of_node", forest.nodes.keys, pl.Int32)]).with_columns(node=row)
     ranges = ranges.join(nodes, on="node").join(labels, on="label")
     is_known = pl.col("text").is_not_null() | pl.col("parameters").is_not_null()
     own = ranges.filter(pl.col("key") == pl.col("of_node"), is_known, pl.col("calls") > 0)
-    operators = ranges.filter("is_layer", pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
+    operators = ranges.filter(pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
     operators = operators.join(own.drop_nulls("text"), on="of_node", how="anti")
     rows = pl.concat([own, operators], how="vertical_relaxed")
-    return rows.group_by("node", "text", "parameters").agg(pl.col("calls").sum()).sort("node", "text", "parameters")
+    keys, steps = ("node", "text", "parameters"), pl.col("step").n_unique().cast(pl.Int64).alias("steps")
+    return rows.group_by(keys).agg(pl.col("calls").sum(), steps).sort(keys)

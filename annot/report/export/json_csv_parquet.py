@@ -6,11 +6,9 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import polars as pl
-
-from annot.report.table import Table
 
 SCHEMA: Final = 1
 """Version of the columns and keys. It increases when one is removed or changes meaning, not for additions."""
@@ -24,7 +22,23 @@ _SLICE: Final = 50_000
 _TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
 
 
-def as_json(report: Table) -> Iterator[str]:
+class Report(Protocol):
+    """Rows for a file, such as `annot.report.table.Table`."""
+
+    @property
+    def name(self) -> str:
+        """Plural of the row, the name of the rows in JSON."""
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """The rows."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Facts about all rows."""
+
+
+def as_json(report: Report) -> Iterator[str]:
     """Yield the text of one object: `meta`, and the rows under the name of the report, such as `layers`."""
     whole = json.dumps({"meta": _meta(report), report.name: []}, indent=2)
     if report.rows.is_empty():
@@ -37,13 +51,13 @@ def as_json(report: Table) -> Iterator[str]:
     yield "\n  ]\n}\n"
 
 
-def as_jsonl(report: Table) -> Iterator[str]:
+def as_jsonl(report: Report) -> Iterator[str]:
     """Yield one line of JSON per row, without `meta`."""
     for rows in report.rows.iter_slices(_SLICE):
         yield re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", rows.write_ndjson())
 
 
-def as_csv(report: Table) -> Iterator[str]:
+def as_csv(report: Report) -> Iterator[str]:
     """Yield the rows as CSV with a header. Lists are joined by ``; ``.
 
     Texts come from an untrusted profile. Control characters are escaped, and an apostrophe precedes texts that a
@@ -66,7 +80,7 @@ def _escaped(texts: pl.Series) -> pl.Series:
     return texts.str.replace(_FORMULA, "'$1")
 
 
-def as_parquet(report: Table) -> bytes:
+def as_parquet(report: Report) -> bytes:
     """Return the rows as a Parquet file, with `meta` as JSON under the metadata key ``annot``."""
     file = io.BytesIO()
     texts = [name for name, dtype in report.rows.schema.items() if dtype in _TEXTS]
@@ -75,5 +89,5 @@ def as_parquet(report: Table) -> bytes:
     return file.getvalue()
 
 
-def _meta(report: Table) -> dict[str, Any]:
+def _meta(report: Report) -> dict[str, Any]:
     return {"schema": SCHEMA, **report.meta}
