@@ -125,11 +125,15 @@ class Search:
         tried = {trial.commit.hash for trial in self._trials if trial.result == "good"}
         parent = next((name for name in suspects[0].parents if name in tried), question.good.hash)
         good = self._repository.commit(parent)
-        change, change_target = self._contrast(good, suspects[0])
+        change, change_target = self._contrast(good, suspects[0], target)
         return replace(answer, parent=good, change=change, change_target=change_target)
 
-    def _contrast(self, a: Commit, b: Commit) -> tuple[Contrast, Target | None]:
-        """Compare two commits with as many pairs as asked for, and with twice as many if these do not decide."""
+    def _contrast(self, a: Commit, b: Commit, expected: Target | None = None) -> tuple[Contrast, Target | None]:
+        """Compare two commits with as many pairs as asked for, and with twice as many if these do not decide.
+
+        The target of the result is that of the question, else what the gate calls slower, else the expected one if it
+        is slower.
+        """
         question, level = self._question, self._question.error / 2
         for count in (question.pairs, 2 * question.pairs):
             self._say(f"{a.short} and {b.short}: {count} pairs of runs")
@@ -138,10 +142,9 @@ class Search:
             except SkipError as error:
                 raise AnnotError(f"{b.short} does not run: {error}") from None
             contrast = Contrast.of(pairs, above=question.above, level=level)
-            if question.layer is None:
-                target = contrast.target()
-            else:
-                target = contrast.target_at(question.layer, above=question.above, level=level)
+            target = contrast.target() if question.layer is None else contrast.layer_target(question.layer)
+            if target is None and expected is not None:
+                target = contrast.measured(expected.key, (expected.column,))
             if target is not None:
                 break
         return contrast, target

@@ -22,6 +22,8 @@ from annot.labels.layer_path import named
 
 _COLUMNS: Final = ("speedup", "relative_speedup")
 """Columns of a comparison that a target may use: the time, and the time relative to the other rows of the run."""
+_SHARE: Final = "share"
+"""Column for a new layer: everything takes so many times as long as without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Target:
         if self.key is None:
             return "a step"
         layer, module, phase = self.key
-        return f"{named(layer, module)} {phase}".strip()
+        return named(layer, module) if phase == "other" else f"{named(layer, module)} {phase}"
 
     @property
     def size(self) -> float:
@@ -65,7 +67,8 @@ class Target:
     def sentence(self, level: float) -> str:
         """Return the change as a sentence without its full stop."""
         factor, low, high = self.interval(level)
-        return f"{self.name} takes {factor:.3f} times as long ({low:.3f} to {high:.3f})"
+        what = f"everything, with the new {self.name}," if self.column == _SHARE else self.name
+        return f"{what} takes {factor:.3f} times as long ({low:.3f} to {high:.3f})"
 
     def difference(self, pair: Pair) -> float:
         """Return the logarithm of b / a of the time of the row in a pair.
@@ -81,34 +84,49 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Comparison of the runs of two commits, and what the gate says about it."""
+    """Comparison of the runs of two commits, and what the gate says about it.
+
+    Args:
+        pairs: the runs.
+        comparison: their comparison.
+        decision: the decision of the gate.
+        above: factor above which a row is slower.
+        level: probability that a row is slower by chance.
+    """
 
     pairs: Sequence[Pair]
     comparison: Comparison
     decision: Decision
+    above: float
+    level: float
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], *, above: float, level: float) -> Contrast:
-        """Compare pairs of runs: rows are slower above a factor, with an error level."""
+        """Compare pairs of runs. Commits may do other work: that is a cause, and no reason not to compare them."""
         comparison = compare([a for a, _ in pairs], [b for _, b in pairs], level=level)
-        return cls(pairs, comparison, decide(comparison, above=above, level=level))
+        return cls(pairs, comparison, decide(comparison, above=above, level=level, force=True), above, level)
 
     def target(self) -> Target | None:
-        """Return the row that lost most time; None: none is slower.
+        """Return the row that lost most time according to the gate; None: no row and no step is slower.
 
-        Time of a layer that only the second commit has counts to the layer around it, or to the step.
+        A new layer is a target if it replaces no other layer. Else its time counts to the layer around it, or to the
+        step.
         """
         if self.decision.status != "slower":
             return None
-        for layer, module, phase in self.decision.rows.select(KEY).iter_rows():
+        is_replaced = (self.comparison.rows["only_in"] == "a").any()
+        for *key, only_in in self.decision.rows.select(*KEY, "only_in").iter_rows():
+            layer, module, phase = key
+            if only_in == "b" and not is_replaced and (target := self._target((layer, module, phase), (_SHARE,))):
+                return target
             around = ((outer, "", phase) for outer in layer_path.above(layer))
-            for key in ((layer, module, phase), *around):
-                if target := self._measured(key):
+            for row in ((layer, module, phase), *around):
+                if target := self._target(row):
                     return target
-        return self._measured(None)
+        return self._target(None)
 
-    def target_at(self, layer: str, *, above: float, level: float) -> Target | None:
-        """Return a layer as target, in the phase that lost most time; None: it is not slower above a factor.
+    def layer_target(self, layer: str) -> Target | None:
+        """Return a layer as target, in the phase that lost most time; None: it is not slower.
 
         Raises:
             AnnotError: the runs have no such layer.
@@ -117,13 +135,17 @@ class Contrast:
         if rows.is_empty():
             raise AnnotError(f"no run has a layer {layer!r}")
         [key, *_] = rows.select(KEY).iter_rows()
-        target = self._measured(key)
-        return target if target is not None and target.interval(level)[1] > above else None
+        return self.measured(key)
 
-    def _measured(self, key: Key | None) -> Target | None:
+    def measured(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
+        """Return a row as target, without a correction for many rows; None: it is not slower."""
+        target = self._target(key, columns)
+        return target if target is not None and target.interval(self.level)[1] > self.above else None
+
+    def _target(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
         """Return a row as target, by the column that separates the commits best; None: its time did not grow."""
         targets = []
-        for column in _COLUMNS:
+        for column in columns:
             changes = [_change(pair, key, column) for pair in self.pairs]
             differences = tuple(change for change in changes if change is not None)
             if len(differences) == len(changes) and smallest_size(differences) > 0:
@@ -137,12 +159,19 @@ def _change(pair: Pair, key: Key | None, column: str) -> float | None:
     Commits may give a layer another class. The class counts where a path has several.
     """
     comparison = _compared(*pair)
-    if key is None:
-        values = [(comparison.step_time or comparison.whole)[column]]
-    else:
-        rows = comparison.rows.filter(layer=key[0], phase=key[2])
-        values = (rows if rows.height == 1 else rows.filter(module=key[1]))[column].to_list()
-    return -math.log(values[0]) if len(values) == 1 and values[0] else None
+    rows = [comparison.step_time or comparison.whole]
+    if key is not None:
+        of_path = comparison.rows.filter(layer=key[0], phase=key[2])
+        rows = (of_path if of_path.height <= 1 else of_path.filter(module=key[1])).to_dicts()
+    if column == _SHARE:
+        b, a = (_growth(comparison.whole[side], sum(row[side] or 0.0 for row in rows)) for side in ("b_ns", "a_ns"))
+        return b - a
+    return -math.log(rows[0][column]) if len(rows) == 1 and rows[0][column] else None
+
+
+def _growth(whole: float | None, part: float) -> float:
+    """Return the logarithm of the time of everything over that without a part of it."""
+    return math.log(whole / (whole - part)) if whole and whole > part else 0.0
 
 
 @lru_cache(maxsize=64)

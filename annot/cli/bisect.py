@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find the first slow commit, print it, and return the exit status."""
     from annot.bisect.pairs import Program, open_pairs
-    from annot.bisect.repository import Repository, absolute_executable
+    from annot.bisect.repository import Repository, command_for_worktrees
     from annot.bisect.search import Question, Search
     from annot.collect.logged_run import terminable
 
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     here = Path.cwd()
     repository = Repository(here)
     program = Program(
-        command=tuple(absolute_executable(repository, here, command)),
+        command=command_for_worktrees(repository, here, command),
         setup=args.setup,
         collector=args.collector,
         layers=args.layers,
@@ -122,11 +122,15 @@ def run(args: argparse.Namespace) -> int:
         first_parent=args.first_parent,
     )
     folder = repository.git_folder / "annot-bisect" / _key(question, program, repository.prefix)
-    with terminable(), open_pairs(folder, repository, program, restart=args.restart, say=say) as pairs:
-        if kept := pairs.kept():
-            say(f"continuing with {kept} runs in {folder}; --restart measures them again")
-        answer = Search(repository, pairs, question, say).run()
-        runs = pairs.kept()
+    try:
+        with terminable(), open_pairs(folder, repository, program, restart=args.restart, say=say) as pairs:
+            if kept := pairs.kept():
+                say(f"continuing with {kept} runs in {folder}; --restart measures them again")
+            answer = Search(repository, pairs, question, say).run()
+            runs = pairs.kept()
+    except (KeyboardInterrupt, SystemExit):
+        say("interrupted. The same command continues")
+        raise
     if args.format == "json":
         print(json.dumps(_as_json(answer, question, runs), indent=2))
     else:
@@ -150,16 +154,15 @@ def _as_text(answer: Answer, question: Question, runs: int) -> list[str]:
         skipped = {trial.commit.hash: trial.reason for trial in answer.trials if trial.reason}
         reasons = (f"  {_named(commit)}: {skipped.get(commit.hash, 'slow')}" for commit in answer.suspects)
         return ["the first slow commit is one of these, because commits were skipped:", *reasons]
-    assert answer.change is not None
-    commit, parent = answer.suspects[0], answer.parent
+    commit, parent, change = answer.suspects[0], answer.parent, answer.change
+    assert parent is not None
+    assert change is not None
     lines = [f"first slow commit: {commit.hash}", f"  {commit.subject}", f"  {commit.author}, {commit.date[:10]}"]
     if answer.change_target is None:
-        lines.append(
-            f"  not confirmed: {len(answer.change.pairs)} pairs of runs with {parent.short} do not separate them"
-        )
+        lines.append(f"  not confirmed: {len(change.pairs)} pairs of runs with {parent.short} do not separate them")
     else:
         lines.append(f"  {answer.change_target.sentence(question.error)} as in {parent.short}")
-        lines += [f"  {cause.text}" for cause in _causes(answer)]
+        lines += [f"  cause, {cause.kind}: {cause.text}" for cause in _causes(answer)]
     return [*lines, f"{runs} runs; probability of a wrong answer: at most {question.error:.2g}"]
 
 

@@ -1,10 +1,14 @@
-"""Simulated runs of commits: profiles with chosen times of layers, noise between and inside runs."""
+"""Simulated runs of commits: digests with chosen times of layers, noise between and inside runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from math import exp
 from random import Random
 
+import polars as pl
 from tables import Rows
 
 from annot.analyze.comparison.digest import Digest, digest
@@ -21,21 +25,28 @@ def simulated_run(times: Mapping[str, float], random: Random, noise: float) -> D
     Args:
         times: time of each layer.
         random: source of the noise.
-        noise: standard deviation of the logarithm of each time of a run, and of the speed of the machine in the run.
+        noise: standard deviation of the logarithm of the time of a layer in a run, and of that in a step. That of the
+            speed of the machine in a run is three times as large.
     """
-    rows, now = Rows(), 0
-    machine = random.gauss(0, 3 * noise)
-    of_run = {layer: ns * 2.718 ** (machine + random.gauss(0, noise)) for layer, ns in times.items()}
+    run, machine = _run(tuple(times)), random.gauss(0, 3 * noise)
+    of_run = {layer: ns * exp(machine + random.gauss(0, noise)) for layer, ns in times.items()}
+    names = run.nodes["layer"].gather(run.times["node"])
+    measured = [round(of_run.get(name, 0.0) * exp(random.gauss(0, noise))) for name in names]
+    table = run.times.with_columns(host_ns=pl.Series(measured, dtype=pl.Int64))
+    lengths = dict(table.group_by("step").agg(pl.col("host_ns").sum()).iter_rows())
+    step_ns = pl.col("step").replace_strict(lengths, return_dtype=pl.Int64)
+    return replace(run, times=table, steps=run.steps.with_columns(step_ns=step_ns))
+
+
+@cache
+def _run(layers: tuple[str, ...]) -> Digest:
+    """Return the digest of a run with these layers in each step."""
+    rows, length = Rows(), 10 * len(layers)
     for step in range(STEPS):
-        start = now
-        layers = []
-        for layer, ns in of_run.items():
-            end = now + round(ns * 2.718 ** random.gauss(0, noise))
-            layers.append((f"{layer} Linear |fwd", now, end))
-            now = end
-        rows.range(f"Batch {step}", start, now)
-        for text, begin, end in layers:
-            rows.range(text, begin, end)
+        rows.range(f"Batch {step}", step * length, (step + 1) * length)
+        for number, layer in enumerate(layers):
+            start = step * length + 10 * number
+            rows.range(f"{layer} Linear |fwd", start, start + 10)
     return digest(attribute(rows.build()))
 
 
@@ -56,14 +67,14 @@ class SimulatedPairs(Pairs):
         """Return a pair of runs."""
         key = a.subject, b.subject, number
         if key not in self._pairs:
-            self._pairs[key] = self._run(a), self._run(b)
+            self._pairs[key] = self._simulated(a), self._simulated(b)
         return self._pairs[key]
 
     def kept(self) -> int:
         """Return the number of runs."""
         return 2 * len(self._pairs)
 
-    def _run(self, commit: Commit) -> Digest:
+    def _simulated(self, commit: Commit) -> Digest:
         times = self._commits[commit.subject]
         if isinstance(times, str):
             raise SkipError(times)
