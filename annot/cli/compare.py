@@ -1,7 +1,7 @@
 """Compare two profiles layer by layer: speedup with its uncertainty, and changed kernels.
 
 A is the baseline. B is the profile to compare, from another device, version or setting. Times are per step if both
-profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the 95% confidence
+profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the 99% confidence
 interval. Rows that became slower come first. The table shows each change once: it omits layers whose change the rows
 inside them explain. Files contain these layers with `explained` = true.
 Repeated layers are one row, as in `annot report`; files have a row for each. Layers that torch.compile fused in one of

@@ -39,7 +39,8 @@ def simulated(
     own = np.full(layers, 100_000.0)
     if dominant:
         own[layer] = own[0] * (layers - 1) * dominant / (1 - dominant)
-    own[layer] *= 1 + slower
+    if slower:
+        own[layer] *= 1 + slower
     noise = random.normal(size=layers) if np.isinf(tails) else random.standard_t(tails, layers)
     own *= np.exp(0.015 * noise + machine * random.normal())
     each = np.exp(0.03 * random.normal(size=(steps, layers)))

@@ -92,12 +92,14 @@ def comparison_table(comparison: Comparison, a: str, b: str, causes: Sequence[Ca
             "b": b,
             "devices": comparison.devices,
             "time": comparison.time,
+            "runs": comparison.runs,
             "steps": comparison.steps,
+            "level": comparison.level,
             "whole": comparison.whole,
             "step_time": comparison.step_time,
             "comparable": comparability.comparable,
             "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
-            "notes": list(comparability.notes),
+            "notes": list(comparison.notes),
             "reservations": list(comparability.reservations),
             "causes": [{"kind": cause.kind, "row": cause.row, "cause": cause.text} for cause in causes],
         },
@@ -129,7 +131,7 @@ def print_comparison_answer(table: ComparisonTable, console: Console, *, more: s
     texts = [*_step_lines(comparison), _total_line(comparison), *why, *_sides(table), *reasons]
     rows = changed.shown.height
     drawn = [_table(changed, _heading(changed), width)] if rows else []
-    below = left_out(table.shown.height, len(comparison.comparability.notes), more, width)
+    below = left_out(table.shown.height, len(comparison.notes), more, width)
     print_blocks(console, [[one_line(Text(text), width) for text in texts], drawn, below], rows)
 
 
@@ -244,7 +246,7 @@ def _totals(table: ComparisonTable) -> list[RenderableType]:
         *map(Text, _sides(table)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
         *(Hanging("Not known: ", f"{printable(text)}.", "yellow") for text in comparability.reservations),
-        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparison.notes),
         *map(Text, _step_lines(comparison)),
         Text(_total_line(comparison)),
         *(Hanging("Cause: ", printable(cause.text)) for cause in table.causes),
@@ -264,8 +266,11 @@ def _step_lines(comparison: Comparison) -> list[str]:
 
 
 def _total_line(comparison: Comparison) -> str:
-    steps = "" if comparison.steps is None else f" ({comparison.steps[0]:,} and {comparison.steps[1]:,} steps)"
-    return f"Total: {_change(comparison.whole, comparison.comparability)}{steps}"
+    counts = [f"{comparison.steps[0]:,} and {comparison.steps[1]:,} steps"] if comparison.steps else []
+    if max(comparison.runs) > 1:
+        counts.insert(0, f"{comparison.runs[0]:,} and {comparison.runs[1]:,} runs")
+    covered = f" ({', '.join(counts)})" if counts else ""
+    return f"Total: {_change(comparison.whole, comparison.comparability)}{covered}"
 
 
 def _change(numbers: dict[str, Any], comparability: Comparability) -> str:
