@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.comparison.comparable import fused_layers
 from annot.analyze.comparison.compare import compare, regressions
+from annot.analyze.comparison.fused import fused_layers
 from annot.attribution.attribute import Attribution, attribute
 
 US = 1000
@@ -43,7 +43,9 @@ def _eager(blocks: int, length: int) -> Attribution:
 def test_a_compiled_run_is_compared_at_its_blocks() -> None:
     """The rows of fused layers are left out, and the block has their change: no row is in one run only."""
     fused = [(f"h.{n}.ln+h.{n}.fc+h.{n}.act LN+FC+ACT inside=2,Block", 1500) for n in range(2)]
-    comparison = compare(_eager(2, 1000), _run(fused, compiled=True))
+    eager, compiled = _eager(2, 1000), _run(fused, compiled=True)
+    assert compare(compiled, eager).comparability.comparable
+    comparison = compare(eager, compiled)
     shown = comparison.rows.filter(~comparison.rows["explained"])
     assert {(row["layer"], row["a_ns"], row["b_ns"], row["only_in"]) for row in shown.to_dicts()} == {
         ("h.0", 3000, 1500, None), ("h.1", 3000, 1500, None),

@@ -14,8 +14,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
-from annot.analyze.comparison.comparable import Comparability, comparability, fused_layers
-from annot.analyze.comparison.digest import device_names
+from annot.analyze.comparison.comparable import Comparability, comparability
+from annot.analyze.comparison.digest import device_names, digest
+from annot.analyze.comparison.fused import fused_layers
 from annot.analyze.comparison.nesting import Nesting, Times, Tree
 from annot.analyze.gpu_activities import range_self_times, sums_by_group
 from annot.analyze.kernel_names import classify
@@ -144,7 +145,7 @@ def compare(
         steps=(sides[0].count, sides[1].count) if per_step else None,
         step_time=_single(*map(_step_time, (a, b))) if per_step else None,
         devices=(", ".join(device_names(a)), ", ".join(device_names(b))),
-        comparability=comparability(a, b),
+        comparability=comparability([digest(a)], [digest(b)]),
         nesting=nesting,
         folded=folded,
     )
