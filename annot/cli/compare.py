@@ -26,7 +26,8 @@ from annot.cli import output
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
-    from annot.analyze.comparison.compare import Comparison, Folds
+    from annot.analyze.comparison.compare import Comparison
+    from annot.analyze.comparison.runs import Folds
     from annot.attribution.attribute import Attribution
 
 _EXAMPLES = """\
@@ -36,7 +37,7 @@ examples:
   annot compare before.sqlite after.sqlite --format html -o comparison.html
   annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
 """
-_SLOWER, _INCOMPARABLE = 3, 4
+_STATUS = {"same": 0, "slower": 3, "incomparable": 4, "undecided": 5}
 _TABLE_OPTIONS = ("expand", "top", "min_share")
 
 
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.comparison.compare import compare
+    from annot.analyze.comparison.digest import digest
     from annot.cli.progress import progress
     from annot.report.table import Options, process
     from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         sides = [output.opened(path, args).attribution for path in (args.a, args.b)]
     try:
         folds = _folds(sides, args.expand or ()) if args.by == "layer" and args.format == "table" else None
-        comparison = compare(*sides, by=args.by, folds=folds)
+        comparison = compare([digest(sides[0])], [digest(sides[1])], by=args.by, folds=folds)
     except ValueError as error:
         raise AnnotError(str(error)) from None
     if args.format == "html":
@@ -114,21 +116,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _gate(comparison: Comparison, args: argparse.Namespace) -> int:
     """Return the exit status of --fail-above, and say why it is not 0."""
-    from annot.analyze.comparison.compare import is_step_slower, regressions
+    from annot.analyze.comparison.gate import decide
 
-    if comparison.comparability.reasons and not args.force:
+    decision = decide(comparison, above=args.fail_above, least_share=args.least_share, force=args.force)
+    if decision.status == "incomparable":
         output.say(f"{args.a} and {args.b} are not comparable:")
-        for reason in comparison.comparability.reasons:
-            output.say(f"  {reason.text}")
-        return _INCOMPARABLE
-    slower = regressions(comparison, args.fail_above, least_share=args.least_share).height
-    if slower:
-        rows, new = ("1 row takes", "is new") if slower == 1 else (f"{slower:,} rows take", "are new")
-        output.say(f"{rows} more than {args.fail_above:g} times as long in {args.b}, or {new}")
-    step = is_step_slower(comparison, args.fail_above)
-    if step:
-        output.say(f"a step takes more than {args.fail_above:g} times as long in {args.b}")
-    return _SLOWER if slower or step else 0
+    elif decision.status != "same":
+        output.say(f"B is {decision.status if decision.status == 'slower' else 'possibly slower'}:")
+    for sentence in decision.sentences:
+        output.say(f"  {sentence}")
+    return _STATUS[decision.status]
 
 
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:

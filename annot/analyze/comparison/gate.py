@@ -1,0 +1,236 @@
+"""Whether a comparison shows that something became slower: the decision of a gate in CI.
+
+A row is slower if its time grew by more than the allowed factor, most of it relative to the other layers of each run,
+with a p-value that the procedure of Benjamini and Hochberg accepts at the error level. The times of a step and of
+everything are tested as measured. P-values are two-sided and only growth counts, so that rows have one half of the
+error level, and the step has the other: of comparisons of equal runs, at most the error level end with "slower".
+
+One run on each side does not show what differs between two runs of the same code. A layer is then slower if its change
+stands out from those of the other layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import polars as pl
+
+from annot.analyze.comparison.compare import Comparison
+from annot.analyze.comparison.evidence import Shift
+from annot.analyze.comparison.nesting import Times
+from annot.analyze.comparison.rows import NAMES
+from annot.analyze.comparison.statistics import adjusted
+
+Status: TypeAlias = Literal["same", "slower", "undecided", "incomparable"]
+_COLUMNS: Final = dict.fromkeys(("regression_ns", "factor", "factor_low", "factor_high", "p"), pl.Float64)
+_NAMED: Final = 5
+"""Most rows with a sentence."""
+_DOUBTFUL: Final = 5
+"""A gate is undecided about changes that have evidence at this multiple of the error level."""
+_ONE_PAIR: Final = (
+    "one run of each side cannot separate a change from what differs between two runs of the same code; several can: "
+    "annot compare --repeat 5 -- COMMAND_A -- COMMAND_B"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Decision of a gate.
+
+    Args:
+        status: "slower": something became slower by more than the allowed factor; "undecided": it may have, as one run
+            on each side does not tell or there is evidence at five times the error level only; "incomparable": the runs
+            differ in more than time; else "same".
+        rows: the slower rows, each change at the innermost row that has it, and new rows, with the columns of
+            `Comparison.rows` and factor (b / a of the time that counts to the row: without that of slower rows inside;
+            null: a new row), factor_low, factor_high, p (null: unknown) and regression_ns (growth of this time). The
+            largest regression comes first.
+        step_slower: whether the step or the total time became slower.
+        level: error level of the decision; None: unknown, as there is one run on each side.
+        sentences: the reasons, without full stops. B is the second side.
+    """
+
+    status: Status
+    rows: pl.DataFrame
+    step_slower: bool
+    level: float | None
+    sentences: tuple[str, ...]
+
+
+def decide(
+    comparison: Comparison, *, above: float, level: float = 0.01, least_share: float = 0.01, force: bool = False
+) -> Decision:
+    """Return whether something became slower by more than an allowed factor.
+
+    New rows may replace rows that are gone: they count if they take more than `above` times the time of these.
+
+    Args:
+        comparison: the comparison of two sides.
+        above: allowed ratio of times b / a, such as 1.05. Below 1, b must be faster, and no evidence is needed.
+        level: probability that equal runs are called slower, at most.
+        least_share: minimum share of the longer side (0 to 1); shorter rows are ignored.
+        force: whether to decide although the sides differ in more than time.
+
+    Raises:
+        ValueError: the factor is not above 0, or the level is not between 0 and 1.
+    """
+    if not above > 0:
+        raise ValueError(f"the allowed factor must be above 0, got {above:g}")
+    if not 0 < level < 1:
+        raise ValueError(f"the error level must be between 0 and 1, got {level:g}")
+    reasons = comparison.comparability.reasons
+    if reasons and not force:
+        nothing = _Gate(comparison, above, level, least_share).table({})
+        return Decision("incomparable", nothing, False, None, tuple(reason.text for reason in reasons))
+    gate, between_runs = _Gate(comparison, above, level, least_share), comparison.evidence.between_runs
+    places = gate.places()
+    rows = [gate.row_text(row, change) for row, (_, change) in places.items()]
+    totals = gate.totals(level)
+    status: Status
+    if rows or totals:
+        status, sentences = "slower", [*_shortened(rows), *totals]
+    else:
+        rows, totals = gate.doubtful_rows(), gate.totals(_DOUBTFUL * level if between_runs else None)
+        status = "undecided" if rows or totals else "same"
+        sentences = [*_shortened(rows), *totals]
+    sentences.append(gate.noise())
+    return Decision(
+        status,
+        gate.table(places),
+        status == "slower" and bool(totals),
+        level if between_runs else None,
+        tuple(filter(None, sentences)),
+    )
+
+
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """The first sentences about rows, and the number of the others."""
+    others = len(texts) - _NAMED
+    return [*texts[:_NAMED], *([f"{others:,} more row{'s' if others > 1 else ''}"] if others > 0 else [])]
+
+
+class _Gate:
+    """The rows and totals of a comparison before a gate; see `decide`."""
+
+    def __init__(self, comparison: Comparison, above: float, level: float, least_share: float) -> None:
+        self.comparison, self.above, self.level = comparison, above, level
+        self.least_share = least_share
+        rows, shifts, shares = comparison.rows, comparison.evidence.shifts, comparison.evidence.shares
+        apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
+        tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
+        self.shifts = {row: change for row in tested if (change := shifts[row]) is not None}
+        self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
+        new, gone = (~apart & (rows["only_in"] == side).fill_null(False) for side in "ba")
+        grown = rows.select(pl.col("b_ns").filter(new).sum() > above * pl.col("a_ns").filter(gone).sum()).item()
+        self.new = {row for row in tested if new[row]} if grown else set[int]()
+
+    def places(self) -> dict[int, tuple[float, Shift | None]]:
+        """The slower and the new rows, with the growth (ns) and the change of the time that counts to each."""
+        slower = {row: change for row, change in self.shifts.items() if self._is_slower(change, self.most)}
+        rows = [*self.new, *slower]
+        if self.comparison.nesting is None:
+            growth = self.comparison.rows["difference_ns"].to_list()
+            places = {row: (growth[row], slower.get(row)) for row in rows}
+        else:
+            times = self.comparison.nesting.at_their_place(rows, self.comparison.own, self._is_place)
+            evidence = self.comparison.evidence
+            places = {row: (_growth(evidence.means(each)), evidence.of_row(row, each)) for row, each in times.items()}
+        return dict(sorted(places.items(), key=lambda place: (-place[1][0], place[0])))
+
+    def _is_place(self, row: int, times: Times) -> bool:
+        """Whether a row is slower, or new, without the time of slower rows inside."""
+        change = self.comparison.evidence.of_row(row, times)
+        is_slower = row in self.new if change is None else self._is_slower(change, self.most)
+        return is_slower and self.comparison.evidence.share(times) >= self.least_share
+
+    def table(self, places: Mapping[int, tuple[float, Shift | None]]) -> pl.DataFrame:
+        """The rows of `Decision`."""
+        changes = [(growth, *_columns(change)) for growth, change in places.values()]
+        table = pl.DataFrame(changes, schema=_COLUMNS, orient="row")
+        return self.comparison.rows[[*places]].drop("p").hstack(table)
+
+    def doubtful_rows(self) -> list[str]:
+        """Sentences about the rows that are longer without sufficient evidence, the largest factor first."""
+        between_runs = self.comparison.evidence.between_runs
+        most = _largest_accepted([change.p for change in self.shifts.values()], _DOUBTFUL * self.level)
+        rows = [
+            (row, change)
+            for row, change in self.shifts.items()
+            if self._exceeds(change) and (not between_runs or change.p is None or change.p <= most)
+        ]
+        return [self.row_text(row, change) for row, change in sorted(rows, key=lambda row: -row[1].factor)]
+
+    def totals(self, level: float | None) -> list[str]:
+        """Sentences about the total times that are slower at an error level; None: without evidence."""
+        changes = self._total_changes()
+        most = 1.0 if level is None else _largest_accepted([change.p for change in changes.values()], level)
+        return [
+            self._text(name, change)
+            for name, change in changes.items()
+            if self._exceeds(change) and (level is None or self._is_slower(change, most))
+        ]
+
+    def _total_changes(self) -> dict[str, Shift]:
+        whole = "all GPU time" if self.comparison.time == "gpu_ns" else "all host time"
+        totals = {"a step": self.comparison.step_time, whole: self.comparison.whole}
+        return {name: change for name, numbers in totals.items() if (change := _change_of(numbers)) is not None}
+
+    def noise(self) -> str:
+        """A sentence about what the runs cannot show; empty: they show a growth by the allowed factor."""
+        if not self.comparison.evidence.between_runs:
+            return _ONE_PAIR
+        for name, change in self._total_changes().items():
+            if change.low and change.high and (visible := math.sqrt(change.high / change.low)) > max(self.above, 1):
+                return f"the runs differ so much that {name} is slower only if it takes {visible:.2f} times as long"
+        return ""
+
+    def row_text(self, row: int, change: Shift | None) -> str:
+        """A sentence about a row without a full stop."""
+        comparison, values = self.comparison, self.comparison.rows.row(row, named=True)
+        names = [values[name] for name in NAMES[comparison.by] if name != "module" or comparison.by == "module"]
+        if change is None:
+            return f"{' '.join(names)} is new and takes {values['share']:.1%} of the time"
+        return self._text(" ".join(names), change)
+
+    def _text(self, name: str, change: Shift) -> str:
+        notes = []
+        if change.low is not None and change.high is not None and self.comparison.level is not None:
+            notes.append(f"{100 * (1 - self.comparison.level):.3g}% interval {change.low:.3f} to {change.high:.3f}")
+        if change.relative is not None:
+            notes.append(f"{change.relative:.3f} relative to other rows")
+        if change.p is not None:
+            notes.append(f"p = {change.p:.1g}")
+        return f"{name} takes {change.factor:.3f} times as long in B" + (f" ({', '.join(notes)})" if notes else "")
+
+    def _is_slower(self, change: Shift, most: float) -> bool:
+        return self._exceeds(change) and (self.above < 1 or (change.p is not None and change.p <= most))
+
+    def _exceeds(self, change: Shift) -> bool:
+        """Whether a time grew by more than the allowed factor, at least half of it relative to other rows."""
+        is_own = change.relative is None or self.above < 1 or change.relative**2 >= change.factor
+        return change.factor > self.above and is_own
+
+
+def _largest_accepted(p_values: Iterable[float | None], level: float) -> float:
+    """The largest p-value that is evidence at an error level; below 0: none is."""
+    known = [p for p in p_values if p is not None]
+    return max((p for p, least in zip(known, adjusted(known), strict=True) if least <= level), default=-1.0)
+
+
+def _change_of(numbers: Mapping[str, Any] | None) -> Shift | None:
+    """The change of a total time; None: unknown, or one of the sides lacks it."""
+    if numbers is None or not numbers["speedup"]:
+        return None
+    low, high = (numbers[name] and 1 / numbers[name] for name in ("speedup_high", "speedup_low"))
+    return Shift(1 / numbers["speedup"], low, high, numbers["p"])
+
+
+def _columns(change: Shift | None) -> tuple[float | None, ...]:
+    return (None,) * 4 if change is None else (change.factor, change.low, change.high, change.p)
+
+
+def _growth(means: tuple[float, float]) -> float:
+    return means[1] - means[0]
