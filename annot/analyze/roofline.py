@@ -373,7 +373,7 @@ def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl
     has_work = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
     top = column_ops.outermost(tree["parent"], column_ops.inside(has_work, tree["parent"]))
     # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
-    phases = phases_of_nodes(forest)
+    phases = phases_of_nodes(forest.nodes, forest.keys.names)
     names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
     number, other = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64), names.to_list().index("other")
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))

@@ -15,7 +15,7 @@ Ranges that run at the same time, on several threads or in a graph of TensorFlow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ import polars as pl
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times, without_unknown
 from annot.attribution.gpu_time import MEMORY_COLUMNS, UNATTRIBUTED
-from annot.attribution.nesting import KEY, Key
+from annot.attribution.nesting import KEY, Key, Nodes
 from annot.attribution.range_trees import Forest, inside_engine_range
 from annot.labels import layer_path
 from annot.labels.foreign import phase_of
@@ -128,7 +128,7 @@ def by_phase(attribution: Attribution) -> pl.DataFrame:
         activity the time outside ranges.
     """
     nodes = attribution.nodes
-    phases = phases_of_nodes(attribution.forest)
+    phases = phases_of_nodes(attribution.forest.nodes, attribution.forest.keys.names)
     begins = phases.ne_missing(phases.gather(column_ops.known(nodes["parent"])))
     table = nodes.with_columns(phases, begins.alias("begins"))
     rows = table.group_by("phase", maintain_order=True).agg(
@@ -179,7 +179,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     if not is_operation.gather(tree["label"]).any():
         return pl.DataFrame(schema=_OF_OPERATIONS)
     names = labels.select(op=pl.when(is_operation).then("layer").otherwise(pl.lit(NO_OPERATION)))["op"]
-    names, phases = _as_enum(names, NO_OPERATION), _as_enum(phases_of_nodes(forest), "other")
+    names, phases = _as_enum(names, NO_OPERATION), _as_enum(phases_of_nodes(forest.nodes, forest.keys.names), "other")
     op = names.gather(tree["label"])
     first = ~inside_engine_range(tree, labels).alias("calls")  # the others are counted by the engine's range
     phase = phases.gather(column_ops.known(tree["path"])).fill_null("other")
@@ -207,14 +207,14 @@ def _as_enum(texts: pl.Series, other: str) -> pl.Series:
     return texts.cast(pl.Enum(pl.concat([texts, pl.Series([other])]).unique(maintain_order=True)))
 
 
-def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:
+def modules_of_keys(names: Iterable[Key]) -> tuple[list[tuple[str, str]], list[int]]:
     """Return module and phase of each group of layers with a module class, and the group of each key; -1: none."""
     numbers: dict[tuple[str, str], int] = {}
     of_key = [
         numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else column_ops.NONE
-        for layer, module, phase in forest.keys.names
+        for layer, module, phase in names
     ]
-    return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row"), of_key
+    return list(numbers), of_key
 
 
 def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
@@ -276,11 +276,13 @@ def _shapes_of_operators(forest: Forest) -> pl.DataFrame:
     return counts.select("group", "shapes", "count")
 
 
-def phases_of_nodes(forest: Forest) -> pl.Series:
-    """Return the phase of each node, inherited from the innermost node around it with a phase, else other."""
-    names = forest.keys.names
+def phases_of_nodes(nodes: Nodes, names: Sequence[Key]) -> pl.Series:
+    """Return the phase of each node, inherited from the innermost node around it with a phase, else other.
+
+    `names` has the layers of the keys of the nodes.
+    """
     phases: list[str] = []
-    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
+    for parent, key in zip(nodes.parents, nodes.keys, strict=True):
         layer, _, phase = names[key]
         around = phases[parent] if parent != column_ops.NONE else "other"
         phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else around if phase == "other" else phase)
@@ -447,7 +449,7 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 def rows_of_nodes(attribution: Attribution) -> pl.DataFrame:
     """Return line and phase of each node: its phase, or that of the range around it."""
-    phase = phases_of_nodes(attribution.forest).replace(UNATTRIBUTED, "other")
+    phase = phases_of_nodes(attribution.forest.nodes, attribution.forest.keys.names).replace(UNATTRIBUTED, "other")
     return pl.DataFrame({"line": pl.Series(line_tree(attribution).of_node, dtype=pl.Int64), "phase": phase})
 
 
