@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added("rm", "remove a baseline")
 
 
-def add_store_argument(parser: argparse.ArgumentParser) -> None:
+def add_store_argument(parser: argparse._ActionsContainer) -> None:
     """Add the option for the store of the baselines; None: the default."""
     parser.add_argument(
         "--store",

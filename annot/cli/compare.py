@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
             by=args.by,
             folds=(a.folds, b.folds),
             level=args.level,
-            comparability=comparability(a.runs, b.runs),
+            comparability=None,
         )
     except ValueError as error:
         raise AnnotError(str(error)) from None

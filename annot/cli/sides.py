@@ -6,12 +6,12 @@ import argparse
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from annot.cli import output
 from annot.errors import AnnotError
@@ -19,6 +19,7 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from annot.analyze.comparison.digest import Digest
 
+Folds: TypeAlias = dict[tuple[str, str], str]
 USAGE: Final = """\
 annot compare A B [options]
        annot compare --runs A1 A2 ... [options] -- B1 B2 ...
@@ -44,7 +45,7 @@ class Side:
     name: str
     sources: Sequence[str]
     runs: Sequence[Digest]
-    folds: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    folds: Folds = field(default_factory=dict)
     problem: str = ""
 
 
@@ -123,24 +124,32 @@ def _got(args: argparse.Namespace) -> str:
 
 
 def _side(paths: Sequence[str], args: argparse.Namespace, fold: bool, name: str = "") -> Side:
-    from annot.analyze.comparison.digest import digest
-    from annot.report.tree import folds_of
-
     runs: list[Digest] = []
-    folds: dict[tuple[str, str], str] = {}
+    folds: Folds = {}
     problems: list[str] = []
     for path in paths:
-        attribution = output.opened(path, args).attribution
-        runs.append(digest(attribution))
-        if fold:
-            try:
-                folds |= folds_of(attribution, args.expand or ())
-            except ValueError as error:
-                folds |= folds_of(attribution)
-                problems.append(str(error))
+        run, of_run, problem = _read(path, args, fold)
+        runs.append(run)
+        folds |= of_run
+        problems += filter(None, [problem])
     others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     problem = problems[0] if len(problems) == len(paths) else ""
     return Side(name=name or f"{paths[0]}{others}", sources=paths, runs=runs, folds=folds, problem=problem)
+
+
+def _read(path: str, args: argparse.Namespace, fold: bool) -> tuple[Digest, Folds, str]:
+    """Return the run in a profile with its folds, and why it has no path of --expand. The profile is not kept."""
+    from annot.analyze.comparison.digest import digest
+    from annot.report.tree import folds_of
+
+    attribution = output.opened(path, args).attribution
+    run = digest(attribution)
+    if not fold:
+        return run, {}, ""
+    try:
+        return run, folds_of(attribution, args.expand or ()), ""
+    except ValueError as error:
+        return run, folds_of(attribution), str(error)
 
 
 def _with_baseline(args: argparse.Namespace, fold: bool) -> tuple[Side, Side]:
