@@ -200,12 +200,21 @@ def test_profiles_are_read_once_and_one_at_a_time(
 
 
 SCRIPT = """
-import os, sys
-import torch
+import os, sys, time
 import annot
 
-torch.set_num_threads(1)
 more = int(sys.argv[1])
+print("output of the command")
+if os.environ.get("FAIL") == sys.argv[1]:
+    sys.exit("no such data")
+if os.environ.get("WAIT") == sys.argv[1]:
+    with annot.trace("waiting"), open("waiting", "w") as file:
+        print("ready", file=file, flush=True)
+        time.sleep(600)
+
+import torch
+
+torch.set_num_threads(1)
 
 class Head(torch.nn.Linear):
     def forward(self, x):
@@ -213,18 +222,11 @@ class Head(torch.nn.Linear):
             super().forward(x)
         return super().forward(x)
 
-print("output of the command")
-if os.environ.get("FAIL") == sys.argv[1]:
-    sys.exit("no such data")
 net = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ReLU(), Head(128, 128))
 inputs = torch.randn(256, 128)
 with annot.emit_ranges(net):
     for step in annot.batches(range(30)):
         net(inputs).sum().backward()
-if os.environ.get("WAIT") == sys.argv[1]:
-    with open("waiting", "w") as file:
-        print("ready", file=file, flush=True)
-        sys.stdin.read() or __import__("time").sleep(600)
 """
 
 
