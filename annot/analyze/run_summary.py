@@ -195,13 +195,13 @@ def usual_parts(attribution: Attribution) -> dict[str, float]:
     if attribution.steps.table.height:
         steady = steady_steps(steps)
         middle = steady.filter(ns.is_between(ns.quantile(0.25, "lower"), ns.quantile(0.75, "higher")))
-    table, devices = step_time(attribution), pl.struct("process", "device").n_unique()
+    inputs, devices = step_inputs(attribution), pl.struct("process", "device").n_unique()
     if middle.height:
-        sums, per_step = _mean_times(attribution, middle, step_inputs(attribution)), pl.col("process").n_unique()
+        sums, per_step = _mean_times(attribution, middle, inputs), pl.col("process").n_unique()
     else:
-        by_share = table.group_by("share").agg(pl.col("ns").sum())
+        by_share = step_time(attribution).group_by("share").agg(pl.col("ns").sum())
         sums, per_step = {share: float(ns) for share, ns in by_share.iter_rows()}, pl.lit(1)
-    count = table.select(devices / per_step).item() if table.height else 1
+    count = inputs.windows.select(devices / per_step).item() if inputs.windows.height else 1
     return {name: sums[name] / count for name in sorted(sums)}
 
 

@@ -36,7 +36,8 @@ MEMSET: Final = "(memset)"
 """Name of a node that sets memory."""
 
 _BEGIN, _END = "StreamBeginCapture", "StreamEndCapture"
-_LAUNCH: Final = r"Launch\w*Kernel"
+LAUNCH: Final = r"Launch\w*Kernel"
+"""Pattern of the names of the API calls that launch a kernel."""
 _COPY: Final = r"^(cuda|cu|hip)Memcpy"
 _MEMSET: Final = r"^(cuda|cu|hip)Memset"
 _COMPILED: Final = "GraphModule"
@@ -69,7 +70,7 @@ class Captures:
         nodes, ranges = [pl.DataFrame(schema=_NODES)], [pl.DataFrame(schema=dict(RANGES))]
         for number, profile in enumerate(profiles):
             name = Path(str(profile.meta["source"])).name
-            graphs = _graphs(profile.launches)
+            graphs = capture_spans(profile.launches)
             calls = _node_calls(profile, graphs)
             if calls.is_empty():
                 empty.append(name)
@@ -121,7 +122,7 @@ def grow_captured(ranges: pl.DataFrame) -> Forest:
     return grow(ingested, max(ends.drop_nulls(), default=0))
 
 
-def _graphs(calls: pl.DataFrame) -> pl.DataFrame:
+def capture_spans(calls: pl.DataFrame) -> pl.DataFrame:
     """Return process, thread, begin and stop (ns) of each capture. It begins and ends on one thread."""
     ends = calls.filter(pl.col("name").str.contains(_END)).select("thread", stop="start").sort("stop")
     begins = calls.filter(pl.col("name").str.contains(_BEGIN)).sort("start")
@@ -140,7 +141,7 @@ def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     call = pl.col("name")
     others = {_COPY: COPY, _MEMSET: MEMSET}
     name = pl.coalesce(*(pl.when(call.str.contains(text)).then(pl.lit(of)) for text, of in others.items()), "kernel")
-    is_node = pl.col("kernel").is_not_null() | call.str.contains(f"{_LAUNCH}|{_COPY}|{_MEMSET}")
+    is_node = pl.col("kernel").is_not_null() | call.str.contains(f"{LAUNCH}|{_COPY}|{_MEMSET}")
     keys = ["process", "correlation"]
     ran = pl.concat([profile.kernels.select(keys), profile.copies.select(keys)])
     calls = profile.launches.filter(is_node).join(ran, on=keys, how="anti").sort("start")

@@ -28,7 +28,7 @@ The summary of `summarize` has these keys:
     steps_missing              why the run has no steps, and what marks them; empty with steps
     step_kind                  kind of the steps that step_ns describes, null if unknown
     step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
-    cut                        sentence about events that could not be written, or empty
+    cut                        sentences about events that could not be written or that the profiler lost, or empty
     notes                      list of sentences about open, skipped or unattributed data
 """
 
@@ -43,6 +43,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, process_spans, without_unknown
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
+from annot.attribution.lost_work import lost_work
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_sequences import PHASES, phase_ranges
 from annot.attribution.steps import SIZES, Steps, fetches, of_main_kind, steady_steps, worker_processes
@@ -176,6 +177,11 @@ def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
 _MOST_NAMED: Final = 8
 
 
+def missing_events(attribution: Attribution) -> str:
+    """Return sentences about events that could not be written or that the profiler lost, or an empty text."""
+    return " ".join(filter(None, (attribution.meta.get("cut", ""), lost_work(attribution))))
+
+
 def summarize(attribution: Attribution) -> dict[str, Any]:
     """Return the totals of a run and notes about its limitations, with the keys in `annot.attribution.summary`.
 
@@ -196,7 +202,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         **_host_times(attribution, lost, gpu["gpu_ns"] if counts["kernels"] or counts["copies"] else None),
         **counts,
         **_steps(attribution),
-        "cut": attribution.meta.get("cut", ""),
+        "cut": missing_events(attribution),
         "notes": _notes(attribution, lost, gpu["gpu_guessed_ns"]),
     }
 

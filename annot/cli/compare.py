@@ -43,6 +43,11 @@ examples:
   annot compare --baseline main run.sqlite --fail-above 1.05 --format json -o comparison.json
 """
 _STATUS: Final = {"same": 0, "slower": 3, "incomparable": 4, "undecided": 5}
+_VERDICTS: Final = {
+    "slower": "B is slower:",
+    "undecided": "B is possibly slower:",
+    "incomparable": "A and B are not comparable:",
+}
 _TABLE_OPTIONS = ("expand", "top", "min_share")
 
 
@@ -89,7 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
-    from annot.analyze.comparison.comparable import comparability
     from annot.analyze.comparison.compare import compare
     from annot.analyze.comparison.gate import decide
     from annot.cli.progress import progress
@@ -106,14 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if a.problem and b.problem:
         raise AnnotError(b.problem)
     try:
-        comparison = compare(
-            a.runs,
-            b.runs,
-            by=args.by,
-            folds=(a.folds, b.folds),
-            level=args.level,
-            comparability=None,
-        )
+        folds = (a.folds, b.folds) if a.folds or b.folds else None
+        comparison = compare(a.runs, b.runs, by=args.by, folds=folds, level=args.level)
     except ValueError as error:
         raise AnnotError(str(error)) from None
     decision = None
@@ -170,8 +168,8 @@ def _write_page(args: argparse.Namespace) -> tuple[Side, Side]:
 
 def _status(decision: Decision) -> int:
     """Return the exit status of --fail-above, and say why it is not 0."""
-    if decision.status == "incomparable":
-        output.say("A and B are not comparable:")
+    if decision.status != "same":
+        output.say(_VERDICTS[decision.status])
     for sentence in decision.sentences:
-        output.say(f"{'  ' * (decision.status == 'incomparable')}{sentence}")
+        output.say(f"  {sentence}")
     return _STATUS[decision.status]

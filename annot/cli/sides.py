@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from annot.cli import output
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.digest import Digest
+    from annot.analyze.comparison.runs import Folds
 
-Folds: TypeAlias = dict[tuple[str, str], str]
 USAGE: Final = """\
 annot compare A B [options]
        annot compare --runs A1 A2 ... [options] -- B1 B2 ...
@@ -125,7 +125,7 @@ def _got(args: argparse.Namespace) -> str:
 
 def _side(paths: Sequence[str], args: argparse.Namespace, fold: bool, name: str = "") -> Side:
     runs: list[Digest] = []
-    folds: Folds = {}
+    folds: dict[tuple[str, str], str] = {}
     problems: list[str] = []
     for path in paths:
         run, of_run, problem = _read(path, args, fold)

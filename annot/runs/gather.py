@@ -13,7 +13,7 @@ import polars as pl
 
 from annot.analyze.advice import Facts
 from annot.analyze.communication import collectives_of
-from annot.analyze.comparison.comparable import Program, difference, program_of
+from annot.analyze.comparison.same_run import Program, difference, program_of
 from annot.analyze.verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.nesting import KEY
 from annot.errors import AnnotError

@@ -170,7 +170,9 @@ CASES: Final[dict[str, Case]] = {
     "a call on the CPU with operations": Case(ON_CPU, _stretched(CONV, 1.5), "slower work", CONV, "operations"),
     # Other kernels for the same work.
     "another convolution": Case(RESNET, _renamed(CONV, "miopenSp3AsmConv_v30_3_1_gfx9_fp16", "igemm"), "kernels", CONV),
-    "without Tensor Cores": Case(RESNET, _renamed(CONV, SINGLE, "igemm"), "kernels", CONV, "do not use Tensor Cores"),
+    "without Tensor Cores": Case(
+        RESNET, _renamed(CONV, SINGLE, "igemm"), "kernels", CONV, "which do not use Matrix Cores, instead of"
+    ),
     "another matrix product": Case(LINEAR, _renamed(GEMMS, SINGLE), "kernels", GEMMS, SINGLE),
     "a product in two kernels": Case(
         LINEAR, _both(_repeated(GEMMS, SPLIT), _renamed(GEMMS, SINGLE, "volta_sgemm")), "kernels", GEMMS
@@ -186,7 +188,12 @@ CASES: Final[dict[str, Case]] = {
         LINEAR, _renamed(CLAMPS, UNALIGNED), "kernels", CLAMPS, before=_renamed(CLAMPS, ADD, factor=1)
     ),
     "TF32 is off": Case(
-        LINEAR, _renamed(GEMMS, SINGLE), "kernels", GEMMS, "Tensor Cores", before=_renamed(GEMMS, TENSOR, factor=1)
+        LINEAR,
+        _renamed(GEMMS, SINGLE),
+        "kernels",
+        GEMMS,
+        "do not use Tensor Cores, instead of",
+        before=_renamed(GEMMS, TENSOR, factor=1),
     ),
     # Other work.
     "kernels run twice": Case(RESNET, _repeated(CONV), "work", CONV, "2 per step instead of 1"),
@@ -201,7 +208,7 @@ CASES: Final[dict[str, Case]] = {
         lambda run: run.called_twice(QUERY[0], QUERY[2]),
         "work",
         ATTENTION,
-        "2 calls per step instead of 1",
+        "query Linear forward: 2 calls per step instead of 1",
     ),
     "longer sequences": Case(
         TRANSFORMER, _relabelled(QUERY, r"\[4,64,", "[4,128,", 2), "work", QUERY, "2.00 times the FLOPs"
@@ -236,6 +243,9 @@ CASES: Final[dict[str, Case]] = {
         LINEAR, lambda run: run.waiting(run.gaps(5000), 100_000), "waits", None, "waiting for launches"
     ),
     "for the CPU": Case(LINEAR, _idle(20 * MS), "waits", None, "waiting for the CPU"),
+    "for slow code on the CPU": Case(
+        LINEAR, lambda run: run.stretched(run.idle(), 2), "waits", None, "times as long on the CPU"
+    ),
     "for other ranks": Case(
         DDP,
         lambda run: run.longer(run.profile.kernels["name"].str.contains("(?i)nccl"), 20),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from comparisons import compare, regressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.comparison.comparable import fused_layers
-from annot.analyze.comparison.compare import compare, regressions
+from annot.analyze.comparison.fused import fused_layers
 from annot.attribution.attribute import Attribution, attribute
 
 US = 1000
@@ -43,7 +43,9 @@ def _eager(blocks: int, length: int) -> Attribution:
 def test_a_compiled_run_is_compared_at_its_blocks() -> None:
     """The rows of fused layers are left out, and the block has their change: no row is in one run only."""
     fused = [(f"h.{n}.ln+h.{n}.fc+h.{n}.act LN+FC+ACT inside=2,Block", 1500) for n in range(2)]
-    comparison = compare(_eager(2, 1000), _run(fused, compiled=True))
+    eager, compiled = _eager(2, 1000), _run(fused, compiled=True)
+    assert compare(compiled, eager).comparability.comparable
+    comparison = compare(eager, compiled)
     shown = comparison.rows.filter(~comparison.rows["explained"])
     assert {(row["layer"], row["a_ns"], row["b_ns"], row["only_in"]) for row in shown.to_dicts()} == {
         ("h.0", 3000, 1500, None), ("h.1", 3000, 1500, None),
@@ -74,9 +76,11 @@ def test_a_layer_that_one_run_lacks_stays_a_row() -> None:
 
 def test_a_slow_fused_kernel_is_a_regression_of_its_block() -> None:
     """The fused kernel is no new row, and just below the threshold there is no regression."""
-    for length, found in ((3200, ["h.0"]), (3100, [])):
-        fused = [("h.0.ln+h.0.fc+h.0.act LN+FC+ACT inside=2,Block", length)]
-        assert regressions(compare(_eager(1, 1000), _run(fused, compiled=True)), 1.05)["layer"].to_list() == found
+    for length, slower in ((3200, ["h.0"]), (3100, [])):
+        fused = [
+            (f"h.{n}.ln+h.{n}.fc+h.{n}.act LN+FC+ACT inside=2,Block", time) for n, time in enumerate((length, 3000))
+        ]
+        assert regressions(compare(_eager(2, 1000), _run(fused, compiled=True)), 1.05)["layer"].to_list() == slower
 
 
 layers = st.sets(st.sampled_from([f"h.{n}.{name}" for n in range(2) for name in BLOCK]), min_size=1, max_size=4)

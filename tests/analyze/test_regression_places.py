@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+from comparisons import compare, regressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
-from annot.analyze.comparison.compare import compare, regressions
-from annot.analyze.comparison.nesting import Nesting, Times, Tree
+from annot.analyze.comparison.nesting import Nesting, Times
 from annot.attribution.attribute import Attribution, attribute
 
 US = 1000
@@ -22,33 +22,31 @@ def slower(_: int, times: Times) -> bool:
     return times[1] > 1.1 * times[0]
 
 
-def nesting(rows: list[int], parents: list[int], a: Sequence[float], b: Sequence[float]) -> Nesting:
-    """Both profiles have the same layer paths, with these self times."""
-    return Nesting((Tree(rows, parents, a), Tree(rows, parents, b)))
+def places(rows: list[int], parents: list[int], times: Sequence[Times], among: Sequence[int]) -> dict[int, Times]:
+    """The rows at which time grew by more than a tenth."""
+    return Nesting(rows, parents).at_their_place(among, times, slower)
 
 
 def test_a_change_is_that_of_the_innermost_layer() -> None:
     """net contains block, which contains two layers; only one became slower."""
-    nested = nesting([0, 1, 2, 3], [-1, 0, 1, 1], [20, 0, 20, 60], [20, 0, 60, 60])
-    assert nested.at_their_place([0, 1, 2], slower) == {2: (20, 60)}
+    times = [(20, 20), (0, 0), (20, 60), (60, 60)]
+    assert places([0, 1, 2, 3], [-1, 0, 1, 1], times, [0, 1, 2]) == {2: (20, 60)}
 
 
 def test_a_layer_with_a_change_of_its_own_stays() -> None:
     """What the layers inside do not explain is a second change."""
-    nested = nesting([0, 1], [-1, 0], [80, 20], [120, 60])
-    assert nested.at_their_place([0, 1], slower) == {1: (20, 60), 0: (80, 120)}
+    assert places([0, 1], [-1, 0], [(80, 120), (20, 60)], [0, 1]) == {1: (20, 60), 0: (80, 120)}
 
 
 def test_many_small_changes_are_that_of_what_contains_them() -> None:
     """If no layer inside counts by itself, the change stays with the layer around."""
-    nested = nesting([0, 1, 2], [-1, 0, 0], [0, 50, 50], [0, 60, 60])
-    assert nested.at_their_place([0], slower) == {0: (100, 120)}
+    assert places([0, 1, 2], [-1, 0, 0], [(0, 0), (50, 60), (50, 60)], [0]) == {0: (100, 120)}
 
 
 def test_a_shared_layer_counts_once_for_each_layer_around() -> None:
     """Two blocks call the same layer, which became slower in one of them: neither block has its change."""
-    nested = nesting([0, 2, 1, 2], [-1, 0, -1, 2], [10, 30, 10, 70], [10, 90, 10, 70])
-    assert nested.at_their_place([0, 1, 2], slower) == {2: (100, 160)}
+    times = [(10, 10), (30, 90), (10, 10), (70, 70)]
+    assert places([0, 2, 1, 2], [-1, 0, -1, 2], times, [0, 1, 2]) == {2: (100, 160)}
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -58,8 +56,10 @@ def test_each_time_counts_once(nodes: list[tuple[int, int, int]]) -> None:
     parents = [-1, *(parent % number for number, (parent, _, _) in enumerate(nodes[1:], 1))]
     rows = [max(nodes[0][1], 0), *(row for _, row, _ in nodes[1:])]
     own = [0 if row == -1 else ns for row, (_, _, ns) in zip(rows, nodes, strict=True)]
-    nested = nesting(rows, parents, own, [2 * ns for ns in own])
-    kept = nested.at_their_place(rows, lambda row, times: row == rows[0] or (times[0] + row) % 2 == 0)
+    times = [(ns, 2 * ns) for ns in own]
+    kept = Nesting(rows, parents).at_their_place(
+        rows, times, lambda row, times: row == rows[0] or (times[0] + row) % 2 == 0
+    )
     assert sum(a for a, _ in kept.values()) == sum(own)
     assert all(b == 2 * a for a, b in kept.values())
 
@@ -139,12 +139,16 @@ def test_rows_at_their_place_against_the_definition(nodes: list[Node]) -> None:
 
 
 def _deep(fast: bool, depth: int = 6) -> Attribution:
-    """A step of nested blocks, whose innermost layer is fast or slow."""
-    rows = Rows().range("Batch 0 |step", 0, 9000)
-    for level in range(depth):
-        path = ".".join(["net", *("0" * level)])
-        rows.range(f"{path} Block [8,8]f32 |fwd", 10 + 10 * level, 5000 - 10 * level)
-    rows.kernel(200, (10_000, 10_100 if fast else 10_200), name="gemm").kernel(25, (11_000, 11_400), name="other")
+    """Steps of nested blocks, whose innermost layer is fast or slow."""
+    rows = Rows()
+    for step in range(3):
+        start = 20_000 * step
+        rows.range(f"Batch {step} |step", start, start + 9000)
+        for level in range(depth):
+            path = ".".join(["net", *("0" * level)])
+            rows.range(f"{path} Block [8,8]f32 |fwd", start + 10 + 10 * level, start + 5000 - 10 * level)
+        rows.kernel(start + 200, (start + 10_000, start + 10_100 + (0 if fast else 100)), name="gemm")
+        rows.kernel(start + 25, (start + 11_000, start + 11_400), name="other")
     return attribute(rows.build())
 
 

@@ -11,7 +11,7 @@ import pytest
 from shared_data import shared, unpacked
 
 import annot
-from annot.analyze.comparison.comparable import Program, difference, program_of
+from annot.analyze.comparison.same_run import Program, difference, program_of
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
 

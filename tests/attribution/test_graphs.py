@@ -100,21 +100,21 @@ def changed(profile: Profile, **expressions: pl.Expr) -> Profile:
 def test_calls_that_become_nodes(call: str, name: str | None) -> None:
     """By the name of the call; the name of a kernel may be unknown."""
     profile = changed(capture(A), name=pl.col("name").replace("cudaMemcpyAsync", call))
-    nodes = graphs._node_calls(profile, graphs._graphs(profile.launches))
+    nodes = graphs._node_calls(profile, graphs.capture_spans(profile.launches))
     assert nodes["name"].to_list() == ["gemm", *([] if name == "" else [name]), MEMSET]
 
 
 def test_calls_with_a_gpu_activity_and_calls_outside_the_capture_are_no_nodes() -> None:
     profile = capture(A)
-    every = graphs._graphs(profile.launches)
+    every = graphs.capture_spans(profile.launches)
     assert every.height == 1
     begin, stop = every.select("begin", "stop").row(0)
     inside = graphs._node_calls(profile, every)["start"]
     assert inside.is_between(begin, stop, closed="none").all()
     ended = changed(profile, name=pl.col("name").replace("hipStreamEndCapture", "other"))
-    assert graphs._graphs(ended.launches).is_empty()
+    assert graphs.capture_spans(ended.launches).is_empty()
     other = pl.when(pl.col("name") == "hipStreamEndCapture").then(999).otherwise("thread")
-    assert graphs._graphs(changed(profile, thread=other).launches).is_empty()
+    assert graphs.capture_spans(changed(profile, thread=other).launches).is_empty()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_calls_with_a_gpu_activity_and_calls_outside_the_capture_are_no_nodes() 
 def test_ranges_that_overlap_a_capture(start: int, end: int, more: dict[str, Any], kept: bool) -> None:
     """The capture lasts from 150 to 500."""
     profile = capture(A)
-    window = graphs._graphs(profile.launches)
+    window = graphs.capture_spans(profile.launches)
     assert window.select("begin", "stop").row(0) == (150, 500)
     row = {"id": 99, "process": 1, "thread": 101, "domain": "", "kind": "push", "role": "module", "text": "x"}
     ranges = Profile.build({}, ranges=pl.DataFrame([row | {"start": start, "end": end} | more])).ranges

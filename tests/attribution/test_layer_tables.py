@@ -115,9 +115,9 @@ def test_unattributed_time_is_the_last_row_of_each_table() -> None:
         (UNATTRIBUTED, "no launch recorded", 53), (UNATTRIBUTED, "no correlation id", 30),
     ]  # fmt: skip
     assert by_kernel(result).filter(pl.col("name") == "k")["layers"].to_list() == [0]
-    groups, of_key = modules_of_keys(result.forest)
-    assert groups.rows() == [("Net", "forward"), ("Linear", "forward"), ("Linear", "backward")]
-    named = [groups.row(group) if group >= 0 else None for group in of_key]
+    groups, of_key = modules_of_keys(result.forest.keys.names)
+    assert groups == [("Net", "forward"), ("Linear", "forward"), ("Linear", "backward")]
+    named = [groups[group] if group >= 0 else None for group in of_key]
     modules = [
         (module, phase) if module and layer != UNATTRIBUTED else None
         for layer, module, phase in result.forest.keys.names

@@ -16,6 +16,7 @@ from tables import Rows
 
 import annot
 from annot.analyze.comparison.comparable import comparability
+from annot.analyze.comparison.digest import digest
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
 from annot.attribution.summary import by_step, summarize
@@ -156,9 +157,9 @@ def test_unknown_kind(profile: Profile, message: str) -> None:
 def test_different_kinds_are_not_comparable() -> None:
     """Steps of another kind are another program."""
     a, b = (attribute(served((kind, 8), (kind, 8))) for kind in ("decode", "prefill"))
-    reasons = [reason.text for reason in comparability(a, b).reasons if reason.kind == "steps"]
+    reasons = [reason.text for reason in comparability([digest(a)], [digest(b)]).reasons if reason.kind == "steps"]
     assert reasons == ["the kinds of the steps differ: decode and prefill"]
-    assert not [reason for reason in comparability(a, a).reasons if reason.kind == "steps"]
+    assert not [reason for reason in comparability([digest(a)], [digest(a)]).reasons if reason.kind == "steps"]
 
 
 def test_nested_ranges_of_one_step() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
+from comparisons import compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.advice import Facts
-from annot.analyze.comparison.compare import compare
 from annot.analyze.run_summary import step_time
 from annot.analyze.verdict import verdict
 from annot.attribution.attribute import Attribution, attribute

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+from comparisons import compare, regressions
 from shared_data import shared
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
-from annot.analyze.comparison.compare import SUBJECTS, compare, is_step_slower, regressions
+from annot.analyze.comparison.compare import Comparison
+from annot.analyze.comparison.gate import decide
+from annot.analyze.comparison.runs import SUBJECTS
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.layer_tables import by_layer
 from annot.cli.main import main
@@ -59,7 +63,8 @@ def test_speed_up_per_step_without_warm_up() -> None:
     """Means are over the steps of each, the warm-up left out, whatever their number."""
     rows = _compared(_run([200, 220, 180]), _run([100, 100, 100, 100]))
     conv = rows["net.conv/Conv2d/forward"]
-    assert (conv["a_ns"], conv["b_ns"], conv["difference_ns"], conv["speedup"]) == (200.0, 100.0, -100.0, 2.0)
+    assert (conv["a_ns"], conv["b_ns"], conv["difference_ns"]) == (200.0, 100.0, -100.0)
+    assert conv["speedup"] == pytest.approx(2)
     assert rows["net/Net/forward"]["speedup"] == pytest.approx(300 / 200)
     assert conv["share"] == pytest.approx(200 / 300)
     assert rows["net.fc/Linear/forward"]["speedup"] == 1.0
@@ -78,15 +83,20 @@ def test_warm_up_does_not_count() -> None:
     assert comparison.rows.filter(pl.col("layer") == "net.conv")["a_ns"].to_list() == [100.0]
 
 
-def test_uncertainty_is_that_of_the_ratio() -> None:
-    """The interval follows from the spread of the steps: Welch's t on the logarithm of the ratio of the means."""
-    a, b = [200, 220, 180, 210, 190], [100, 110, 90, 105, 95]
+def test_the_interval_is_that_of_blocks_of_steps() -> None:
+    """Of few steps it is the t interval of the logarithms, of many that of the Mann–Whitney test."""
+    a, b = [200, 220, 180], [100, 110, 90]
     conv = _compared(_run(a), _run(b))["net.conv/Conv2d/forward"]
-    error = sum(statistics.variance(times) / len(times) / statistics.mean(times) ** 2 for times in (a, b)) ** 0.5
-    factor = 2.718281828459045 ** (2.306 * error)  # t of 8 degrees of freedom, both sides 95 %
-    assert conv["speedup_high"] == pytest.approx(2 * factor, rel=1e-3)
-    assert conv["speedup_low"] == pytest.approx(2 / factor, rel=1e-3)
-    once = _compared(_run([200]), _run([100, 110]))["net.conv/Conv2d/forward"]
+    logarithms = [[math.log(time) for time in times] for times in (a, b)]
+    error = (sum(statistics.variance(times) for times in logarithms) / 3) ** 0.5
+    assert conv["speedup"] == pytest.approx(2)
+    assert conv["speedup_high"] == pytest.approx(2 * math.exp(4.604 * error), rel=1e-3)  # t of 4 degrees, 99 %
+    assert conv["speedup_low"] == pytest.approx(2 / math.exp(4.604 * error), rel=1e-3)
+    many = compare(attribute(_run([200, 220, 180, 210, 190])), attribute(_run([100, 110, 90, 105, 95])))
+    assert many.level == pytest.approx(2 / 252)
+    row = many.rows.row(by_predicate=pl.col("layer") == "net.conv", named=True)
+    assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(180 / 110), pytest.approx(220 / 90))
+    once = _compared(_run([200]), _run([100]))["net.conv/Conv2d/forward"]
     assert (once["speedup_low"], once["speedup_high"]) == (None, None)
 
 
@@ -113,7 +123,8 @@ def test_a_class_that_was_replaced_is_the_same_layer() -> None:
     """A layer whose class has another name in the other version is compared all the same."""
     rows = _compared(_run([100, 100]), _run([50, 50], module="FastConv2d", kernel="fast"))
     conv = rows["net.conv/Conv2d → FastConv2d/forward"]
-    assert (conv["speedup"], conv["kernels_gone"], conv["kernels_new"]) == (2.0, ["implicit_convolve_sgemm"], ["fast"])
+    assert conv["speedup"] == pytest.approx(2)
+    assert (conv["kernels_gone"], conv["kernels_new"]) == (["implicit_convolve_sgemm"], ["fast"])
 
 
 @pytest.mark.parametrize("by", SUBJECTS)
@@ -128,7 +139,7 @@ def test_every_subject_adds_up(by: Any) -> None:
 def test_classes_of_kernels() -> None:
     """By class, kernels of other names are comparable."""
     rows = _compared(_run([100, 100]), _run([50, 50], kernel="cudnn_winograd_conv"), by="kind")
-    assert rows["convolution"]["speedup"] == 2.0
+    assert rows["convolution"]["speedup"] == pytest.approx(2)
     assert rows["gemm"]["speedup"] == 1.0
 
 
@@ -158,17 +169,24 @@ def test_host_times_without_device_work(tmp_path: Path) -> None:
         compare(attribution, attribution, by="kernel")
 
 
+def _status(comparison: Comparison, above: float, **options: Any) -> str:
+    return decide(comparison, above=above, force=True, **options).status
+
+
 def test_regressions_must_be_sure_and_matter() -> None:
-    """Noise is no regression, nor is what takes no time; one step counts by its ratio alone."""
+    """Noise is no regression, nor is what takes no time; one step is no evidence."""
     noisy = compare(attribute(_run([100, 300, 100, 300])), attribute(_run([120, 330, 120, 330])))
     assert regressions(noisy, 1.05).is_empty()
     slower = compare(attribute(_run([200, 201, 199])), attribute(_run([220, 221, 219])))
     assert set(regressions(slower, 1.05)["layer"]) == {"net.conv"}
     assert regressions(slower, 1.2).is_empty()
-    assert set(regressions(slower, 1.05, least_share=0.8)["layer"]) == {"net"}
-    assert not regressions(compare(attribute(_run([100])), attribute(_run([120]))), 1.05).is_empty()
-    with pytest.raises(ValueError, match="threshold must be above 0"):
-        regressions(slower, 0)
+    assert _status(slower, 1.2) == "same"
+    assert _status(slower, 1.05, least_share=0.8) == "undecided"  # only net, which stands out from nothing
+    assert _status(compare(attribute(_run([100])), attribute(_run([120]))), 1.05) == "undecided"
+    assert _status(compare(attribute(_run([100])), attribute(_run([104]))), 1.05) == "same"
+    for above, level in ((0, 0.01), (1.05, 0), (1.05, 1)):
+        with pytest.raises(ValueError, match="must be "):
+            decide(slower, above=above, level=level)
 
 
 @pytest.fixture
@@ -211,9 +229,7 @@ def test_steps_in_which_devices_idle_longer_are_slower() -> None:
     assert same.whole == slower.whole
     assert slower.step_time is not None
     assert slower.step_time["speedup"] == pytest.approx(0.5, abs=0.01)
-    assert not is_step_slower(same, 1.05)
-    assert is_step_slower(slower, 1.05)
-    assert not is_step_slower(slower, 2.1)
+    assert [_status(same, 1.05), _status(slower, 1.05), _status(slower, 2.1)] == ["same", "undecided", "same"]
     assert regressions(slower, 1.05).is_empty()
 
 
@@ -250,7 +266,8 @@ def test_threshold_is_the_exit_status(profiles: tuple[Path, Path], capsys: pytes
     assert main(["compare", a, b, "--fail-above", "1.05", "--format", "json"]) == 3
     captured = capsys.readouterr()
     assert json.loads(captured.out)["meta"]["whole"]["speedup"] == pytest.approx(3.48 / 4.38)
-    assert captured.err.endswith(f"1 row takes more than 1.05 times as long in {b}, or is new\n")
+    assert "features.0 forward takes 2.000 times as long in B" in captured.err
+    assert "one run of each side" in captured.err
     assert main(["compare", a, b, "--fail-above", "2.5"]) == 0
     assert main(["compare", b, a, "--fail-above", "1.05"]) == 0
     assert main(["compare", a, a, "--fail-above", "1.05"]) == 0

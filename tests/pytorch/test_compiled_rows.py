@@ -13,11 +13,11 @@ from captured import capture
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from comparisons import compare  # noqa: E402
 from compiled_nets import Block, X, nothing_compiled, step  # noqa: E402
 
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
-from annot.analyze.comparison.compare import compare  # noqa: E402
 from annot.attribution.layer_tables import (  # noqa: E402
     by_layer,
     by_line,

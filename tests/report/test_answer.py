@@ -11,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from comparisons import compare
 from matrices import every_third
 from ranked import write_ranks
 from rich.cells import cell_len
@@ -22,7 +23,6 @@ from tables import Rows
 
 import annot
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.comparison.compare import compare
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
 from annot.analyze.peaks import given_peaks
 from annot.attribution.attribute import Attribution, attribute

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from comparisons import compare
 from report_pages import page_data
 from tables import Rows
 
-from annot.analyze.comparison.compare import compare
 from annot.analyze.peaks import Peaks
 from annot.analyze.timeline import timeline
 from annot.attribution.attribute import attribute

@@ -154,13 +154,13 @@ class Planted:
         text = pl.when(inside).then(pl.col(column).str.replace_all(old, new)).otherwise(column).alias(column)
         return Planted(replace(self.profile, ranges=ranges.with_columns(text).select(list(RANGES))))
 
-    def gaps(self, least: int = 0) -> pl.Series:
-        """Return times in which no GPU activity runs, one in each gap of at least some ns."""
+    def idle(self) -> pl.DataFrame:
+        """Return the spans between GPU activities: start, end."""
         work = pl.concat([self.profile.kernels.select("start", "end"), self.profile.copies.select("start", "end")])
         busy = merged(work)
-        gaps = pl.DataFrame({"start": busy["end"], "end": busy["start"].shift(-1)}).drop_nulls()
-        return (
-            gaps.filter(pl.col("end") - pl.col("start") > least)
-            .select((pl.col("start") + pl.col("end")) // 2)
-            .to_series()
-        )
+        return pl.DataFrame({"start": busy["end"], "end": busy["start"].shift(-1)}).drop_nulls()
+
+    def gaps(self, least: int = 0) -> pl.Series:
+        """Return a time in each span between GPU activities that is longer than some ns."""
+        long = self.idle().filter(pl.col("end") - pl.col("start") > least)
+        return long.select((pl.col("start") + pl.col("end")) // 2).to_series()

@@ -28,9 +28,10 @@ import msgspec
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
 from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS
-from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name
+from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import COLLECTIVE_NAME
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.nesting import Key
 from annot.labels.layer_path import named
@@ -52,6 +53,9 @@ _LONGEST: Final = 48
 """Characters of the name of a kernel."""
 _WAITING: Final = ("data", "collective")
 """Phases in which a thread waits."""
+_PARTS: Final = {**CPU_PARTS, **GPU_PARTS}
+_FOR_CPU: Final = ("launch", "host")
+"""Parts of a step in which the GPU waits for the CPU."""
 _WORKING: Final = ("tensor_cores", "kernels", "copies", *COMPUTED)
 """Parts of a step in which it works. In the others it waits, or runs code outside ranges."""
 
@@ -101,9 +105,13 @@ class _Runs:
         return self.time == "gpu_ns"
 
     @cached_property
-    def _ratios(self) -> dict[Key, float]:
-        """b / a of the self time of each layer; of the long ones if there are some."""
-        a, b = (self_times(side, self.time) for side in (self.a, self.b))
+    def ratios(self) -> dict[Key, float]:
+        """b / a of the self time of each layer."""
+        return self.ratios_of(self.time)
+
+    def ratios_of(self, time: str) -> dict[Key, float]:
+        """Return b / a of a self time of each layer, or of each long layer if there are some."""
+        a, b = (self_times(side, time) for side in (self.a, self.b))
         both = {
             key: ns
             for key, ns in a.items()
@@ -112,11 +120,6 @@ class _Runs:
         least = _LEAST_SHARE * sum(both.values())
         long = [key for key, ns in both.items() if ns >= least] or both
         return {key: b[key] / a[key] for key in long}
-
-    def ratios(self, without: Iterable[Key] = ()) -> list[float]:
-        """Return b / a of the self times of layers."""
-        left_out = {*without}
-        return [ratio for key, ratio in self._ratios.items() if key not in left_out]
 
 
 def causes(
@@ -175,7 +178,8 @@ def _name(row: Key | None) -> str:
     if row is None:
         return "Step"
     layer, module, phase = row
-    return f"{named(layer or (MODEL if phase != 'optimizer' else ''), module)} {phase}"
+    name = named(layer or (MODEL if phase != "optimizer" else ""), module)
+    return name if phase == "other" else f"{name} {phase}"
 
 
 # ------------------------------------------------------------------ rows
@@ -183,11 +187,12 @@ def _name(row: Key | None) -> str:
 
 def _cause_of_row(row: Key, before: Work, after: Work, runs: _Runs) -> Cause:
     if row[2] in _WAITING:
-        return _cause("waits", row, "waits", [_part(named(row[0], row[1]), before.ns, after.ns)])
+        return _cause("waits", row, "waits", [_part(named(row[0], row[1]), before.ns, after.ns)] if after.ns else [])
     kind, evidence = _explained(row, before, after, runs)
     if kind != "slower work":
         return _cause(kind, row, kind, evidence)
-    others = _quartiles(runs.ratios(without={*before.calls, *after.calls}))
+    own = {*before.calls, *after.calls}
+    others = _quartiles([ratio for key, ratio in runs.ratios.items() if key not in own])
     if not others:
         return _cause(kind, row, "slower", evidence)
     alike = math.log(others[1]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
@@ -205,37 +210,41 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
             return "work", [_say("new")]
         if (old := _class_of(row, 0)[1]) != (new := _class_of(row, 1)[1]):
             return "work", [_say("class", a=old, b=new)]
-    if changed := _other_inputs(before, after):
+    if changed := _other_inputs(row, before, after):
         return "work", changed
     clauses = [*_by_activity(before.activities, after.activities, runs)]
     if not runs.on_gpu:
-        clauses += _outside_activities(before, after)
+        clauses += _outside_activities(row, before, after)
     sums: dict[Kind, float] = defaultdict(float)
     for clause in clauses:
         sums[clause.kind] += clause.ns
     kind: Kind = max(sums, key=lambda name: sums[name], default="slower work")
     least = _LEAST * sum(ns for ns in sums.values() if ns > 0)
     ordered = sorted(clauses, key=lambda clause: (clause.kind != kind, -clause.ns))
-    return kind, [clause.text for clause in ordered if clause.text and clause.ns > least][:_MOST]
+    # Other work is worth a clause also beside a much larger growth for another cause.
+    of_row = {"work": min(least, _LEAST * before.ns)}
+    shown = (clause for clause in ordered if clause.text and clause.ns > of_row.get(clause.kind, least))
+    return kind, [clause.text for clause in shown][:_MOST]
 
 
-def _other_inputs(before: Work, after: Work) -> list[str]:
+def _other_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
     """What shows that other inputs make the calls longer; empty: they do not, or are unknown."""
-    changed = _changed_inputs(before, after)
     growth = math.log(max(after.ns, 1) / max(before.ns, 1))
     factors = {name: _ratio(getattr(before, name), getattr(after, name)) for name in ("flops", "elements")}
-    larger = {name: factor for name, factor in factors.items() if math.log(factor) >= max(_HALF * growth, 1e-9)}
-    if not changed and not larger:
+    larger = {name: factor for name, factor in factors.items() if factor > 1 and math.log(factor) >= _HALF * growth}
+    changed = _changed_inputs(row, before, after)
+    # Inputs of about the same size do not explain a longer time, but another dtype or layout may.
+    if not larger and (factors["elements"] != 1 or not changed):
         return []
     amounts = [_say(name, factor=_factor(factor)) for name, factor in larger.items()][:1]
-    return [*_other_calls(before, after), *changed, *amounts][:_MOST]
+    return [*_other_calls(row, before, after), *changed, *amounts][:_MOST]
 
 
 def _ratio(a: float, b: float) -> float:
     return b / a if a > 0 and b > 0 else 1.0
 
 
-def _changed_inputs(before: Work, after: Work) -> list[str]:
+def _changed_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
     """The layers whose most frequent inputs differ, if these are at least half of the calls with known inputs."""
     sides = [_most_frequent(work) for work in (before, after)]
     both = [layer for layer in sides[0] if layer in sides[1]]
@@ -244,7 +253,8 @@ def _changed_inputs(before: Work, after: Work) -> list[str]:
     if not other or calls[0] < _HALF * calls[1]:
         return []
     layer = max(other, key=lambda layer: sides[0][layer][1])
-    return [_say("inputs", name=layer[0] or MODEL, a=sides[0][layer][0], b=sides[1][layer][0])]
+    text = _say("inputs", a=sides[0][layer][0], b=sides[1][layer][0])
+    return [text if row is not None and row[0] == layer[0] else f"{layer[0] or MODEL}: {text}"]
 
 
 def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
@@ -256,22 +266,23 @@ def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
     return {layer: item for layer, item in most.items() if item[1] > _HALF * sum(by_layer[layer].values())}
 
 
-def _other_calls(before: Work, after: Work) -> list[str]:
+def _other_calls(row: Key | None, before: Work, after: Work) -> list[str]:
     """The layers whose number of calls differs, the largest difference first."""
     differences = {key: after.calls.get(key, 0) - before.calls.get(key, 0) for key in {**before.calls, **after.calls}}
     changed = sorted((key for key, more in differences.items() if more), key=lambda key: (-abs(differences[key]), key))
-    return [
-        _say("calls", name=_name(key), a=_count(before.calls.get(key, 0)), b=_count(after.calls.get(key, 0)))
+    texts = {
+        key: _say("calls", a=_count(before.calls.get(key, 0)), b=_count(after.calls.get(key, 0)))
         for key in changed[:_NAMES]
-    ]
+    }
+    return [text if key == row else f"{_name(key)}: {text}" for key, text in texts.items()]
 
 
-def _outside_activities(before: Work, after: Work) -> Iterator[_Clause]:
+def _outside_activities(row: Key | None, before: Work, after: Work) -> Iterator[_Clause]:
     """The growth of CPU time outside recorded operations: further calls, and longer ones."""
     own_a, own_b = (max(work.ns - sum(ns for _, ns in work.activities.values()), 0.0) for work in (before, after))
     calls = _ratio(sum(before.calls.values()), sum(after.calls.values()))
     if calls != 1:
-        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(before, after)))
+        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(row, before, after)))
     where = "own" if after.activities else "calls_same"
     yield _Clause("slower work", own_b - own_a * calls, _times(where, own_a * calls, own_b))
 
@@ -300,7 +311,7 @@ def _further(kind: str, words: str, split: _Split, runs: _Runs) -> Iterator[_Cla
     if swapped:
         # Another function is other work: aten::relu and aten::gelu, or the elementwise kernels of both.
         cause: Kind = "work" if _other_functions(kind, split, runs) else "kernels"
-        yield _Clause(cause, changed, _replaced(split, changed))
+        yield _Clause(cause, changed, _replaced(split, changed, runs))
     rest = new_ns - gone_ns - changed if swapped else new_ns - gone_ns
     if rest:
         counts = {"a": _count(split.calls[0]), "b": _count(split.calls[1])}
@@ -315,17 +326,19 @@ def _other_functions(kind: str, split: _Split, runs: _Runs) -> bool:
     return {*map(short_name, split.gone)}.isdisjoint(map(short_name, split.new))
 
 
-def _replaced(split: _Split, longer: float) -> str:
-    names = [", ".join(_longest(side)) for side in (split.gone, split.new)]
-    text = _say("other", a=names[0], b=names[1], longer=short_time(max(longer, 0)))
+def _replaced(split: _Split, longer: float, runs: _Runs) -> str:
+    shorts = short_names([*split.gone, *split.new])
+    a, b = (", ".join(_longest(side, shorts)) for side in (split.gone, split.new))
     units = [{classify(name).tensor_cores for name in side} for side in (split.gone, split.new)]
-    return f"{text}, {_say('tensor_cores')}" if units == [{True}, {False}] else text
+    text = "without_units" if units == [{True}, {False}] else "other"
+    names = [{"name": name} for run in runs.b for name in run.meta["devices"]]
+    return _say(text, a=a, b=b, longer=short_time(max(longer, 0)), units=matrix_units({"devices": names}))
 
 
-def _longest(kernels: Timed) -> Iterator[str]:
+def _longest(kernels: Timed, shorts: Mapping[str, str]) -> Iterator[str]:
     """The short names of the longest kernels."""
     for name in sorted(kernels, key=lambda name: -kernels[name][1])[:_NAMES]:
-        short = short_name(name)
+        short = shorts[name]
         yield short if len(short) <= _LONGEST else f"{short[:_LONGEST]}…"
 
 
@@ -398,7 +411,14 @@ class _Split:
 
 def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Sequence[Cause]) -> Cause:
     if waits := _waits(step_parts(runs.a), step_parts(runs.b)):
-        return _cause("waits", None, "waits", waits)
+        evidence = [_part(_PARTS[part].name, *times) for part, times in waits.items()]
+        cpu = (
+            _quartiles([*runs.ratios_of("host_ns").values()])
+            if runs.on_gpu and not {*_FOR_CPU}.isdisjoint(waits)
+            else []
+        )
+        shown = [_say("on_cpu", factor=_factor(cpu[1]))] if cpu else []
+        return _cause("waits", None, "waits", [*evidence, *shown])
     before, after = runs.whole
     whole = after.ns - before.ns
     grown = sorted(
@@ -412,25 +432,27 @@ def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Seq
     kind, evidence = _explained(None, before, after, runs)
     if kind != "slower work":
         return _cause(kind, None, kind, evidence)
-    ratios = _quartiles(runs.ratios())
+    ratios = _quartiles([*runs.ratios.values()])
     spread = [_say("spread_out", low=_factor(ratios[0]), high=_factor(ratios[2]))] if ratios else []
     alike = bool(ratios) and math.log(ratios[0]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
     machine = _machine(runs) if alike else ()
     return _cause(kind, None, "all" if alike else "slower", [*evidence[:1], *spread, *machine])
 
 
-def _waits(a: Mapping[str, float], b: Mapping[str, float]) -> list[str]:
-    """The parts in which the step waits longer, if they explain its growth beyond a growth of all parts alike."""
+def _waits(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """The parts in which the step waits longer, and their times (ns); empty: they do not explain its growth.
+
+    Waits that grow like the work do not explain it: everything takes longer then.
+    """
     if not a or not b:
-        return []
+        return {}
     works, waits = zip(*(_sums(parts) for parts in (a, b)), strict=True)
     whole = works[1] + waits[1] - works[0] - waits[0]
     if waits[1] - waits[0] * max(_ratio(*works), 1.0) < max(_HALF * whole, 1e-9):
-        return []
-    names = {**CPU_PARTS, **GPU_PARTS}
-    longer = {name: ns - a.get(name, 0.0) for name, ns in b.items() if name not in _WORKING}
-    shown = [name for name in sorted(longer, key=lambda name: -longer[name]) if longer[name] >= _LEAST * whole]
-    return [_part(names[name].name, a.get(name, 0.0), b[name]) for name in shown[:_MOST]]
+        return {}
+    times = {name: (a.get(name, 0.0), ns) for name, ns in b.items() if name not in _WORKING}
+    longer = sorted(times, key=lambda name: times[name][0] - times[name][1])
+    return {name: times[name] for name in longer[:_MOST] if times[name][1] - times[name][0] >= _LEAST * whole}
 
 
 def _sums(parts: Mapping[str, float]) -> tuple[float, float]:

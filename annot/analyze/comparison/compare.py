@@ -11,13 +11,15 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.comparison.comparable import Comparability
+from annot.analyze.comparison.comparable import Comparability, comparability
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.evidence import Evidence, RowEvidence
 from annot.analyze.comparison.nesting import Nesting, Times
 from annot.analyze.comparison.rows import folded_layers, numbers, rows_of
 from annot.analyze.comparison.runs import SUBJECTS, Folds, Measured, Runs, Subject
 
+_STEADIER: Final = 2
+"""Times are those of fast steps if they vary less by this factor than those of typical steps."""
 _OF_NAMES: Final = ("kind", "kernel")
 """Groupings of kernels rather than layers."""
 
@@ -86,7 +88,6 @@ def compare(
     by: Subject = "layer",
     folds: tuple[Folds, Folds] | None = None,
     level: float = 0.01,
-    comparability: Comparability | None = None,
 ) -> Comparison:
     """Compare the times of the runs of two sides, the largest slowdown first.
 
@@ -116,7 +117,10 @@ def compare(
     if whole is None:
         raise ValueError("neither profile contains times to compare")
     table = rows_of(runs, by, evidence)
-    folded = None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds), evidence)
+    fast = Runs(a, b, fast=True)
+    if table.evidence.noise > _STEADIER**2 * (steady := rows_of(fast, by, evidence)).evidence.noise:
+        runs, table = fast, steady
+    folded = None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds, fast=runs.fast), evidence)
     return Comparison(
         by=by,
         rows=table.rows,
@@ -128,7 +132,7 @@ def compare(
         step_time=step_time,
         level=evidence.attained,
         devices=_devices(a, b),
-        comparability=comparability or Comparability(),
+        comparability=comparability(a, b),
         nesting=table.nesting,
         own=table.own,
         folded=folded,

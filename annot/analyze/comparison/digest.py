@@ -15,11 +15,11 @@ from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
-from annot.attribution.layer_tables import LAYER_PHASES, OPERATIONS
+from annot.attribution.layer_tables import OPERATIONS
 from annot.attribution.nesting import KEY
 from annot.attribution.range_trees import Forest, calls_in_graphs
 from annot.attribution.steps import steady_steps
-from annot.attribution.summary import by_step
+from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
 from annot.profile import Schema
 from annot.util.weak_keys import once_for_each
@@ -64,7 +64,7 @@ class Digest:
             (names), device_count (devices with GPU activity), on_gpu (whether the run has GPU activity), step_count
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
-            operation on the CPU), cut (sentence about events that could not be written), parts (see
+            operation on the CPU), cut (sentences about missing events), parts (see
             `annot.analyze.run_summary.usual_parts`).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
@@ -175,7 +175,8 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
     meta, forest, steps = attribution.meta, attribution.forest, attribution.steps
     threads = {process.get("cpu", {}).get("threads") for process in meta.get("processes", ())} - {None}
     return {
-        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer", "cut")},
+        **{name: str(meta.get(name, "")) for name in ("source", "format", "producer")},
+        "cut": missing_events(attribution),
         "cpu": meta.get("cpu") or "",
         "host_times": known(meta),
         "rank": meta.get("rank"),
@@ -320,15 +321,14 @@ def _nodes(attribution: Attribution, ranges: pl.DataFrame, steady: _Steady) -> p
 
 
 def _inputs(forest: Forest, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the inputs of the calls of layers, or of their operators where those of the calls are unknown."""
+    """Return the inputs of the calls of each node, or of its operators where those of the calls are unknown."""
     row = pl.int_range(pl.len(), dtype=pl.Int32)
     labels = forest.labels.select("key", label=row, text="shapes", parameters=pl.col("text").str.extract(_PARAMETERS))
-    is_layer = pl.col("phase").is_in(LAYER_PHASES).alias("is_layer")
-    nodes = forest.layers_of_nodes().select(is_layer, pl.Series("of_node", forest.nodes.keys, pl.Int32), node=row)
+    nodes = pl.DataFrame([pl.Series("of_node", forest.nodes.keys, pl.Int32)]).with_columns(node=row)
     ranges = ranges.join(nodes, on="node").join(labels, on="label")
     is_known = pl.col("text").is_not_null() | pl.col("parameters").is_not_null()
     own = ranges.filter(pl.col("key") == pl.col("of_node"), is_known, pl.col("calls") > 0)
-    operators = ranges.filter("is_layer", pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
+    operators = ranges.filter(pl.col("operators") > 0).with_columns(calls="operators", parameters=None)
     operators = operators.join(own.drop_nulls("text"), on="of_node", how="anti")
     rows = pl.concat([own, operators], how="vertical_relaxed")
     keys, steps = ("node", "text", "parameters"), pl.col("step").n_unique().cast(pl.Int64).alias("steps")

@@ -12,9 +12,12 @@ change is then that of the blocks and that of the changes of the other layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from functools import cached_property
+from itertools import chain
+from statistics import fmean, median
 from typing import Final
 
 from annot.analyze.comparison.nesting import Times
@@ -22,10 +25,12 @@ from annot.analyze.comparison.statistics import prior_variance, shift, shift_int
 
 _COUNTS: Final = 0.01
 """Share of the time of the rows that variances are averaged over."""
-_REFERENCES: Final = 200
-"""Most rows, the longest, that a row is relative to."""
+_MOST: Final = 0.9
+"""Share of the time that the rows have together that others are relative to."""
+_FEW, _REFERENCES = 20, 200
+"""Least and most of these rows."""
 _FEWEST: Final = 5
-"""Fewest other rows whose spread alone is evidence."""
+"""Fewest rows whose spread is evidence, and fewest repeated layers that are relative to each other."""
 _MAD: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _ROUNDING: Final = 1e-12
@@ -120,14 +125,19 @@ class Evidence:
 
 
 class RowEvidence(Evidence):
-    """Changes of rows, tested relative to the other rows.
+    """Changes of rows, tested relative to other rows.
+
+    These are the longest rows, and those of repeated layers: whatever slows the machine slows `h.*.fc` most alike. The
+    reference with the smaller p-value counts, at twice this p-value. With one run on each side, a change must stand out
+    from both: the larger p-value counts.
 
     Args:
         of: how samples are compared.
         samples: samples of each row.
         own: samples of the time of each row that is in no other row.
         inside: the rows inside each row.
-        longer: time of everything on the longer side.
+        groups: the group of repeated layers of each row, or None for none.
+        whole: samples of the time of everything.
     """
 
     def __init__(
@@ -136,31 +146,77 @@ class RowEvidence(Evidence):
         samples: Sequence[Times],
         own: Sequence[Times],
         inside: Mapping[int, Collection[int]],
-        longer: float,
+        groups: Sequence[Hashable],
+        whole: Times,
     ) -> None:
         super().__init__(of.sizes, of.between_runs, of.level)
-        self._inside = inside
-        longest = sorted(((fmean(times), row) for row, times in enumerate(own) if min(times) > 0), reverse=True)
-        deviations = [(row, weight, self._centered(own[row])) for weight, row in longest[:_REFERENCES]]
-        columns = range(sum(self.sizes)) if deviations else ()
-        self._orders = [sorted((each[place], weight, row) for row, weight, each in deviations) for place in columns]
-        self._shifts = sorted((self._difference(each), weight, row) for row, weight, each in deviations)
-        self._prior, self._cap = (0.0, 0.0), 0.0
-        if self.freedom:
-            rows = [row for row, times in enumerate(samples) if min(times) > 0 and fmean(times) >= _COUNTS * longer]
-            relative = (self._relative(row, samples[row]) for row in rows)
-            variances = [self._variance(values) for values in relative if values is not None]
-            self._prior, self._cap = prior_variance(variances, self.freedom), self.freedom * len(variances)
-        self.shifts = [self.of_row(row, times) for row, times in enumerate(samples)]
+        self._samples, self._own, self._inside, self._whole = samples, own, inside, whole
+        self._group_of, self._groups = groups, defaultdict[Hashable, list[int]](list)
+        for row, group in enumerate(groups):
+            if group is not None and min(own[row]) > 0:
+                self._groups[group].append(row)
+        self._longest = self._references()
+        self._deviations = {row: self._centered(own[row]) for row in {*self._longest, *chain(*self._groups.values())}}
+        references = [self._others(row)[0] for row in self._tested()]
+        changes = [self._relative(samples[row], others) for row, others in zip(self._tested(), references, strict=True)]
+        self._variances = [self._variance(change) for change in changes if change] if self.freedom else []
+        self._prior = prior_variance(self._variances, self.freedom) if self.freedom else (0.0, 0.0)
+
+    @cached_property
+    def shifts(self) -> list[Shift | None]:
         """Change of each row; see `of_row`."""
+        return [self.of_row(row, times) for row, times in enumerate(self._samples)]
+
+    @cached_property
+    def shares(self) -> list[float]:
+        """Share of each row; see `share`."""
+        return [self.share(times) for times in self._samples]
+
+    @property
+    def noise(self) -> float:
+        """Variance of samples relative to other rows, in the middle of all rows; 0: unknown."""
+        return median(self._variances) if self._variances else 0.0
+
+    def share(self, samples: Times) -> float:
+        """Return the share of a time in the middle run, on the side where it is longer."""
+        shares = [sample / whole if whole else 0.0 for sample, whole in zip(samples, self._whole, strict=True)]
+        return max(map(median, self._sides(shares)))
 
     def of_row(self, row: int, samples: Times) -> Shift | None:
         """Return the change of the time that counts to a row, tested relative to others; None: it is 0 on a side."""
         measured = self.shift(samples)
-        values = None if min(samples) <= 0 else self._relative(row, samples)
-        if measured is None or values is None:
+        references = [others for others in self._others(row) if others]
+        if measured is None or not references or min(samples) <= 0:
             return measured
-        return replace(measured, relative=math.exp(shift(*self._sides(values))), p=self._p(row, values))
+        tests = []
+        for others in references:
+            values = self._relative(samples, others)
+            p = self._p(values, others)
+            tests.append((1.0 if p is None else p, math.exp(shift(*self._sides(values))), p))
+        least, relative, p = (min if self.between_runs else max)(tests)
+        times = len(tests) if self.between_runs else 1
+        return replace(measured, relative=relative, p=None if p is None else min(least * times, 1.0))
+
+    def _tested(self) -> list[int]:
+        """The rows that variances are averaged over."""
+        return [row for row, times in enumerate(self._samples) if min(times) > 0 and self.share(times) >= _COUNTS]
+
+    def _references(self) -> list[int]:
+        """The longest rows, which have most of the time together."""
+        times = sorted(((fmean(own), row) for row, own in enumerate(self._own) if min(own) > 0), reverse=True)
+        most, references = _MOST * math.fsum(time for time, _ in times), list[int]()
+        for time, row in times[:_REFERENCES]:
+            if most > 0 or len(references) < _FEW:
+                references.append(row)
+            most -= time
+        return references
+
+    def _others(self, row: int) -> list[list[int]]:
+        """The rows that a row is relative to: the longest, and those that repeat the row."""
+        without = {row, *self._inside.get(row, ())}
+        longest = [other for other in self._longest if other not in without]
+        repeated = [other for other in self._groups.get(self._group_of[row], ()) if other not in without]
+        return [longest, repeated] if len(repeated) >= _FEWEST - 1 else [longest]
 
     def _centered(self, samples: Times) -> list[float]:
         """The logarithms of samples minus the mean of both sides."""
@@ -168,21 +224,20 @@ class RowEvidence(Evidence):
         center = fmean(map(fmean, self._sides(logarithms)))
         return [value - center for value in logarithms]
 
-    def _relative(self, row: int, samples: Times) -> list[float] | None:
-        """The logarithms of samples minus the median change of the other rows, weighted by time, of each sample."""
-        without = {row, *self._inside.get(row, ())}
-        common = [_weighted_median(order, without) for order in self._orders]
-        if not common or common[0] is None:
-            return None
-        return [math.log(sample) - (other or 0.0) for sample, other in zip(samples, common, strict=True)]
+    def _relative(self, samples: Times, others: Sequence[int]) -> list[float]:
+        """The logarithms of samples minus the median change of other rows."""
+        if not others:
+            return []
+        common = map(median, zip(*(self._deviations[other] for other in others), strict=True))
+        return [math.log(sample) - other for sample, other in zip(samples, common, strict=True)]
 
-    def _p(self, row: int, values: Sequence[float]) -> float | None:
-        """The p-value of a relative change."""
+    def _p(self, values: Sequence[float], others: Sequence[int]) -> float | None:
+        """The p-value of a change relative to other rows."""
         variance, freedom = self._moderated(values)
-        if not self.between_runs:
-            spread, others = self._spread(row)
-            if others >= _FEWEST:
-                variance, freedom = _added((variance, freedom), (spread**2, others - 1))
+        if not self.between_runs and len(others) >= _FEWEST:
+            changes = [self._difference(self._deviations[other]) for other in others]
+            spread = _MAD * median(abs(change - median(changes)) for change in changes)
+            variance, freedom = _added((variance, freedom), (spread**2, len(others) - 1))
         return p_value(self._difference(values), math.sqrt(variance), freedom) if freedom else None
 
     def _moderated(self, values: Sequence[float]) -> tuple[float, float]:
@@ -190,19 +245,12 @@ class RowEvidence(Evidence):
         if not self.freedom:
             return 0.0, 0.0
         prior, freedom = self._prior
+        most = self.freedom * max(len(self._variances), 1)  # there is no more in the rows
         if math.isinf(freedom):
-            return prior * self._scale, self._cap
+            return prior * self._scale, most
         both = freedom + self.freedom
         variance = (freedom * prior + self.freedom * self._variance(values)) / both
-        return variance * self._scale, min(both, self._cap)
-
-    def _spread(self, row: int) -> tuple[float, int]:
-        """The standard deviation of the changes of the other rows, and their number."""
-        without = {row, *self._inside.get(row, ())}
-        others = [each for each in self._shifts if each[2] not in without]
-        middle = _weighted_median(others, ()) or 0.0
-        apart = sorted((abs(value - middle), weight, other) for value, weight, other in others)
-        return _MAD * (_weighted_median(apart, ()) or 0.0), len(others)
+        return variance * self._scale, min(both, most)
 
 
 def p_value(difference: float, error: float, freedom: float) -> float:
@@ -217,17 +265,6 @@ def _added(first: tuple[float, float], second: tuple[float, float]) -> tuple[flo
     squares = sum(variance**2 / freedom for variance, freedom in (first, second) if freedom)
     total = first[0] + second[0]
     return total, total**2 / squares if squares else max(first[1], second[1])
-
-
-def _weighted_median(ordered: Iterable[tuple[float, float, int]], without: Collection[int]) -> float | None:
-    """The median of sorted values, weights and rows, without some rows; None: there are no others."""
-    others = [each for each in ordered if each[2] not in without]
-    half, below = math.fsum(weight for _, weight, _ in others) / 2, 0.0
-    for place, (value, weight, _) in enumerate(others):
-        below += weight
-        if below >= half:
-            return (value + others[place + 1][0]) / 2 if below == half and place + 1 < len(others) else value
-    return None
 
 
 def _exp(logarithm: float) -> float:

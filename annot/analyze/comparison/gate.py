@@ -11,6 +11,7 @@ stands out from those of the other layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -27,7 +28,8 @@ Status: TypeAlias = Literal["same", "slower", "undecided", "incomparable"]
 _COLUMNS: Final = dict.fromkeys(("regression_ns", "factor", "factor_low", "factor_high", "p"), pl.Float64)
 _NAMED: Final = 5
 """Most rows with a sentence."""
-_ERROR: Final = "of comparisons of equal runs, at most {:.2g} end so"
+_DOUBTFUL: Final = 5
+"""A gate is undecided about changes that have evidence at this multiple of the error level."""
 _ONE_PAIR: Final = (
     "one run of each side cannot separate a change from what differs between two runs of the same code; several can: "
     "annot compare --repeat 5 -- COMMAND_A -- COMMAND_B"
@@ -39,8 +41,9 @@ class Decision:
     """Decision of a gate.
 
     Args:
-        status: "slower": something became slower by more than the allowed factor; "undecided": it may have, and more
-            runs would tell; "incomparable": the runs differ in more than time; else "same".
+        status: "slower": something became slower by more than the allowed factor; "undecided": it may have, as one run
+            on each side does not tell or there is evidence at five times the error level only; "incomparable": the runs
+            differ in more than time; else "same".
         rows: the slower rows, each change at the innermost row that has it, and new rows, with the columns of
             `Comparison.rows` and factor (b / a of the time that counts to the row: without that of slower rows inside;
             null: a new row), factor_low, factor_high, p (null: unknown) and regression_ns (growth of this time). The
@@ -82,21 +85,25 @@ def decide(
     if reasons and not force:
         nothing = _Gate(comparison, above, level, least_share).table({})
         return Decision("incomparable", nothing, False, None, tuple(reason.text for reason in reasons))
-    gate = _Gate(comparison, above, level, least_share)
+    gate, between_runs = _Gate(comparison, above, level, least_share), comparison.evidence.between_runs
     places = gate.places()
-    totals, doubtful_totals = gate.totals()
-    slower = [gate.row_text(row, change) for row, (_, change) in places.items()]
-    doubtful = [gate.row_text(row, change) for row, change in gate.doubtful_rows()]
-    status: Status = "slower" if slower or totals else "undecided" if doubtful or doubtful_totals else "same"
-    sentences = {
-        "slower": [*_shortened(slower), *totals],
-        "undecided": [*_shortened(doubtful), *doubtful_totals],
-        "same": [],
-    }[status]
-    between_runs = comparison.evidence.between_runs
-    if status != "same":
-        sentences.append(_ERROR.format(level) if between_runs else _ONE_PAIR)
-    return Decision(status, gate.table(places), bool(totals), level if between_runs else None, tuple(sentences))
+    rows = [gate.row_text(row, change) for row, (_, change) in places.items()]
+    totals = gate.totals(level)
+    status: Status
+    if rows or totals:
+        status, sentences = "slower", [*_shortened(rows), *totals]
+    else:
+        rows, totals = gate.doubtful_rows(), gate.totals(_DOUBTFUL * level if between_runs else None)
+        status = "undecided" if rows or totals else "same"
+        sentences = [*_shortened(rows), *totals]
+    sentences.append(gate.noise())
+    return Decision(
+        status,
+        gate.table(places),
+        status == "slower" and bool(totals),
+        level if between_runs else None,
+        tuple(filter(None, sentences)),
+    )
 
 
 def _shortened(texts: Sequence[str]) -> list[str]:
@@ -110,10 +117,10 @@ class _Gate:
 
     def __init__(self, comparison: Comparison, above: float, level: float, least_share: float) -> None:
         self.comparison, self.above, self.level = comparison, above, level
-        self.least_ns = least_share * max(comparison.whole[side] or 0 for side in ("a_ns", "b_ns"))
-        rows, shifts = comparison.rows, comparison.evidence.shifts
+        self.least_share = least_share
+        rows, shifts, shares = comparison.rows, comparison.evidence.shifts, comparison.evidence.shares
         apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
-        tested = (~apart & (rows["share"] >= least_share)).arg_true().to_list()
+        tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
         self.shifts = {row: change for row in tested if (change := shifts[row]) is not None}
         self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
         new, gone = (~apart & (rows["only_in"] == side).fill_null(False) for side in "ba")
@@ -137,7 +144,7 @@ class _Gate:
         """Whether a row is slower, or new, without the time of slower rows inside."""
         change = self.comparison.evidence.of_row(row, times)
         is_slower = row in self.new if change is None else self._is_slower(change, self.most)
-        return is_slower and max(self.comparison.evidence.means(times)) >= self.least_ns
+        return is_slower and self.comparison.evidence.share(times) >= self.least_share
 
     def table(self, places: Mapping[int, tuple[float, Shift | None]]) -> pl.DataFrame:
         """The rows of `Decision`."""
@@ -145,27 +152,40 @@ class _Gate:
         table = pl.DataFrame(changes, schema=_COLUMNS, orient="row")
         return self.comparison.rows[[*places]].drop("p").hstack(table)
 
-    def doubtful_rows(self) -> list[tuple[int, Shift]]:
-        """The rows that are longer without sufficient evidence, the largest factor first."""
-        one_pair = not self.comparison.evidence.between_runs
-        doubtful = [
+    def doubtful_rows(self) -> list[str]:
+        """Sentences about the rows that are longer without sufficient evidence, the largest factor first."""
+        between_runs = self.comparison.evidence.between_runs
+        most = _largest_accepted([change.p for change in self.shifts.values()], _DOUBTFUL * self.level)
+        rows = [
             (row, change)
             for row, change in self.shifts.items()
-            if self._exceeds(change) and (one_pair or change.p is None or change.p <= self.level)
+            if self._exceeds(change) and (not between_runs or change.p is None or change.p <= most)
         ]
-        return sorted(doubtful, key=lambda row: -row[1].factor)
+        return [self.row_text(row, change) for row, change in sorted(rows, key=lambda row: -row[1].factor)]
 
-    def totals(self) -> tuple[list[str], list[str]]:
-        """Sentences about the total times that are slower, and about those that are longer without evidence."""
+    def totals(self, level: float | None) -> list[str]:
+        """Sentences about the total times that are slower at an error level; None: without evidence."""
+        changes = self._total_changes()
+        most = 1.0 if level is None else _largest_accepted([change.p for change in changes.values()], level)
+        return [
+            self._text(name, change)
+            for name, change in changes.items()
+            if self._exceeds(change) and (level is None or self._is_slower(change, most))
+        ]
+
+    def _total_changes(self) -> dict[str, Shift]:
         whole = "all GPU time" if self.comparison.time == "gpu_ns" else "all host time"
-        named = {"a step": self.comparison.step_time, whole: self.comparison.whole}
-        totals = {name: change for name, numbers in named.items() if (change := _change_of(numbers)) is not None}
-        most = _largest_accepted([change.p for change in totals.values()], self.level)
-        slower, doubtful = list[str](), list[str]()
-        for name, change in totals.items():
-            if self._exceeds(change):
-                (slower if self._is_slower(change, most) else doubtful).append(self._text(name, change))
-        return slower, doubtful
+        totals = {"a step": self.comparison.step_time, whole: self.comparison.whole}
+        return {name: change for name, numbers in totals.items() if (change := _change_of(numbers)) is not None}
+
+    def noise(self) -> str:
+        """A sentence about what the runs cannot show; empty: they show a growth by the allowed factor."""
+        if not self.comparison.evidence.between_runs:
+            return _ONE_PAIR
+        for name, change in self._total_changes().items():
+            if change.low and change.high and (visible := math.sqrt(change.high / change.low)) > max(self.above, 1):
+                return f"the runs differ so much that {name} is slower only if it takes {visible:.2f} times as long"
+        return ""
 
     def row_text(self, row: int, change: Shift | None) -> str:
         """A sentence about a row without a full stop."""

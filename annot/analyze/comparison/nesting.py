@@ -60,6 +60,13 @@ class Nesting:
                     left[above] = _sum((left[above], left[node]))
         return kept
 
+    def nearest(self, rows: Collection[int]) -> list[int]:
+        """Return the row of each node among these rows: its own or the nearest around it; -1: none."""
+        nearest: list[int] = []
+        for row, parent in zip(self.rows, self.parents, strict=True):
+            nearest.append(row if row in rows else NONE if parent == NONE else nearest[parent])
+        return nearest
+
     def inside(self, rows: Collection[int]) -> set[int]:
         """Return the rows with a node inside one of these rows."""
         return {row for row, around in self._around(rows) if around}

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median, quantiles
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import polars as pl
 
@@ -25,6 +25,8 @@ Timed: TypeAlias = Mapping[str, tuple[float, float]]
 """Calls and time (ns) in a step by name."""
 
 _T = TypeVar("_T", bound=Hashable)
+_LARGEST: Final = 1 << 63
+"""Largest amount of work of a call. Only a damaged profile exceeds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,13 +182,10 @@ def _flops(call: Call) -> int:
     tag = parse(" ".join(("layer", *filter(None, (text, parameters)), "|fwd")))
     # The phase is that of a tag, as the inputs come from its label.
     work = None if tag is None else expected(replace(tag, layer=layer, module=module, phase=phase))  # type: ignore[arg-type]
-    return 0 if work is None else work.flops
+    return 0 if work is None else min(max(work.flops, 0), _LARGEST)
 
 
 def _elements(text: str) -> int:
     tag = parse(f"layer {text} |fwd")
-    return (
-        0
-        if tag is None
-        else sum(math.prod(1 if size is None else size for size in tensor.shape) for tensor in tag.tensors)
-    )
+    shapes = () if tag is None else (tensor.shape for tensor in tag.tensors)
+    return min(sum(math.prod(1 if size is None else size for size in shape) for shape in shapes), _LARGEST)

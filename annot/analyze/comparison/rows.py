@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.comparison.comparable import fused_layers
 from annot.analyze.comparison.evidence import Evidence, RowEvidence, Shift
+from annot.analyze.comparison.fused import fused_layers
 from annot.analyze.comparison.nesting import Nesting, Times
 from annot.analyze.comparison.runs import Runs, Subject, fold
 from annot.attribution.column_ops import NONE
@@ -30,6 +31,7 @@ _NUMBERS: Final[Schema] = {
     "p": pl.Float64,
 }
 _Name: TypeAlias = tuple[str, ...]
+_NUMBERED: Final = re.compile(r"\d+")
 _Kernels: TypeAlias = Mapping[Key, set[str]]
 
 
@@ -72,7 +74,7 @@ def rows_of(runs: Runs, by: Subject, evidence: Evidence) -> Table:
     of_rows, times = runs.of_rows(by)
     order = _order(of_rows, times.means, runs)
     samples = [times.samples[row] for row in order]
-    changes = RowEvidence(evidence, samples, samples, {}, runs.longer)
+    changes = RowEvidence(evidence, samples, samples, {}, [None] * len(order), runs.whole.samples[0])
     return Table(_frame(by, [(of_rows[row], *runs.sides(times.means[row])) for row in order], changes, runs), changes)
 
 
@@ -89,16 +91,28 @@ def folded_layers(runs: Runs, evidence: Evidence) -> pl.DataFrame:
     return rows.with_columns(folded=pl.Series(folded, dtype=pl.Int64))
 
 
-def _nested(runs: Runs, by: Subject, names: Sequence[_Name], of_key: Sequence[int], evidence: Evidence) -> Table:
-    """The rows of layers, given the name of each row, and the row of each layer."""
+def _nested(
+    runs: Runs,
+    by: Subject,
+    names: Sequence[_Name],
+    of_key: Sequence[int],
+    evidence: Evidence,
+    apart: Collection[int] = (),
+) -> Table:
+    """The rows of layers, given the name of each row, and the row of each layer.
+
+    The time of the rows in `apart` belongs to the rows around.
+    """
     own, of_node = runs.of_nodes, [of_key[key] for key in runs.nodes.keys]
     times = own.inclusive(runs.nodes, of_node, len(names))
     order = _order(names, times.means, runs)
     places = {row: place for place, row in enumerate(order)}
     nesting = Nesting([places.get(row, NONE) for row in of_node], runs.nodes.parents)
     samples = [times.samples[row] for row in order]
-    of_rows = own.summed(nesting.rows, len(order)).samples
-    changes = RowEvidence(evidence, samples, of_rows, nesting.inside_each(), runs.longer)
+    kept = {places[row] for row in places if row not in apart}
+    of_rows = own.summed(nesting.nearest(kept), len(order)).samples
+    groups = [tuple(_NUMBERED.sub("#", part) for part in names[row]) for row in order]
+    changes = RowEvidence(evidence, samples, of_rows, nesting.inside_each(), groups, runs.whole.samples[0])
     rows = _frame(by, [(names[row], *runs.sides(times.means[row])) for row in order], changes, runs)
     return Table(rows, changes, nesting, own.samples)
 
@@ -127,10 +141,12 @@ def _layers(runs: Runs, evidence: Evidence) -> Table:
     renamed = _renamed(*sides)
     names = list(dict.fromkeys(renamed.get(key, key) for key in keys if key in sides[0] or key in sides[1]))
     numbered = {name: number for number, name in enumerate(names)}
-    table = _nested(runs, "layer", names, [numbered.get(renamed.get(key, key), NONE) for key in keys], evidence)
-    apart = fused_layers(*([(layer, phase) for layer, _, phase in side] for side in sides))
-    fused = [(layer, phase) in apart[0] | apart[1] for layer, _, phase in table.rows.select(KEY).iter_rows()]
-    rows = table.rows.with_columns(fused=pl.Series(fused, dtype=pl.Boolean))
+    fused = set[tuple[str, str]]().union(*fused_layers(*([(name, phase) for name, _, phase in side] for side in sides)))
+    apart = {number for (layer, _, phase), number in numbered.items() if (layer, phase) in fused}
+    of_key = [numbered.get(renamed.get(key, key), NONE) for key in keys]
+    table = _nested(runs, "layer", names, of_key, evidence, apart)
+    is_fused = [(layer, phase) in fused for layer, _, phase in table.rows.select(KEY).iter_rows()]
+    rows = table.rows.with_columns(fused=pl.Series(is_fused, dtype=pl.Boolean))
     assert table.nesting is not None
     rows = _add_explained(rows, table.nesting, [runs.sides(times) for times in runs.of_nodes.means], runs.longer)
     return replace(table, rows=_add_kernels(rows, *_kernel_names(runs)))

@@ -31,6 +31,7 @@ _BLOCKS: Final = 10
 """Most blocks of consecutive steps that a run is divided into."""
 _FEW: Final = 2
 """Number of steps whose mean is not robust."""
+_TENTH: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +84,27 @@ def _summed(values: Sequence[Times], groups: Sequence[int], number: int) -> list
 class Runs:
     """The runs of both sides of a comparison, with their layer paths in one tree.
 
-    A sample is a robust time per step: the mean of the middle half of the steps with time, times their fraction of the
-    steps. Up to a quarter of the steps can have any time. The samples are those of runs, or if there is one run on each
-    side, those of blocks of consecutive steps, at most as many as the run has independent steps.
+    A sample is a robust time per step: that of the steps with time, times their fraction of the steps. That of typical
+    steps is the mean of the middle half: up to a quarter of the steps can have any time. Other programs on the machine
+    only ever add time, so that on a busy machine fast steps vary far less: a tenth of the steps is below their time.
+    The samples are those of runs, or if there is one run on each side, those of blocks of consecutive steps, at most as
+    many as the run has independent steps.
 
     Args:
         a, b: the runs of each side.
         folds: the path that repeated layers of each side share; they have one path in the tree.
+        fast: whether samples are those of fast steps.
 
     Raises:
         ValueError: a side has no run.
     """
 
-    def __init__(self, a: Sequence[Digest], b: Sequence[Digest], folds: tuple[Folds, Folds] = ({}, {})) -> None:
+    def __init__(
+        self, a: Sequence[Digest], b: Sequence[Digest], folds: tuple[Folds, Folds] = ({}, {}), *, fast: bool = False
+    ) -> None:
         if not a or not b:
             raise ValueError("a comparison needs a run on each side")
-        self.runs, self.folds = [*a, *b], folds
+        self.runs, self.folds, self.fast = [*a, *b], folds, fast
         self.sizes = len(a), len(b)
         """Number of runs of each side."""
         self.on_gpu = all(run.meta["on_gpu"] for run in self.runs)
@@ -196,7 +202,8 @@ class Runs:
         for table, blocks in zip(tables, self._blocks, strict=True):
             by_step = table.group_by("group", "step").agg(ns.sum())
             means.append(_column(by_step.group_by("group").agg(ns.sum() / blocks.height), number))
-            robust = _robust(ns, pl.col("steps").first())
+            location, steps = (_fast if self.fast else _typical)(ns), pl.col("steps").first()
+            robust = pl.when((ns.len() == 1) & (steps > _FEW)).then(0.0).otherwise(location * ns.len() / steps)
             of_block = by_step.join(blocks, on="step").group_by("group", "block").agg(robust)
             columns = of_block.partition_by("block", as_dict=True, include_key=False)
             numbers = blocks["block"].unique().sort()
@@ -204,11 +211,15 @@ class Runs:
         return Measured(list(zip(*means, strict=True)), list(zip(*samples, strict=True)))
 
 
-def _robust(ns: pl.Expr, steps: pl.Expr) -> pl.Expr:
-    """The robust mean of times, given those of the steps that have one; see `Runs`."""
+def _typical(ns: pl.Expr) -> pl.Expr:
+    """The mean of the middle half."""
     cut = (ns.len() + 1) // 4
-    middle = ns.sort().slice(cut, ns.len() - 2 * cut).mean() * ns.len() / steps
-    return pl.when((ns.len() == 1) & (steps > _FEW)).then(0.0).otherwise(middle)
+    return ns.sort().slice(cut, ns.len() - 2 * cut).mean()
+
+
+def _fast(ns: pl.Expr) -> pl.Expr:
+    """The time below which a tenth is."""
+    return ns.quantile(_TENTH, "linear")
 
 
 def _column(values: pl.DataFrame, number: int) -> list[float]:

@@ -10,7 +10,9 @@ import polars as pl
 import polars.selectors as cs
 
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.comparison.compare import SUBJECTS, compare
+from annot.analyze.comparison.compare import compare
+from annot.analyze.comparison.digest import digest
+from annot.analyze.comparison.runs import SUBJECTS
 from annot.analyze.gpu_activities import self_times_by_step
 from annot.analyze.hardware_counters import default_peaks
 from annot.analyze.kernel_names import by_class, short_names, with_classes, with_short_names
@@ -82,7 +84,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     comparisons: dict[str, Any] = {}
     for subject in SUBJECTS:
         try:
-            comparisons[subject] = compare(a, b, by=subject)
+            comparisons[subject] = compare([digest(a)], [digest(b)], by=subject)
         except ValueError:
             if subject == by:
                 raise
