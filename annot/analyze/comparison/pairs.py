@@ -82,11 +82,20 @@ def layers_by_step(run: Digest) -> pl.DataFrame:
     return rows.join(run.steps.select("step", "process"), on="step", how="left")
 
 
-def steps_of(run: Digest, rows: pl.DataFrame, *keys: str) -> pl.DataFrame:
-    """Return for each key how many steps have a row (`steps`), and how many steps its processes have (`of`)."""
+@once_for_each
+def layer_sums(run: Digest) -> pl.DataFrame:
+    """Return a row per name and phase of layers.
+
+    The columns are name, phase, module, gpu_ns, host_ns, gpu_ns_steps and host_ns_steps (number of steps with such a
+    time), and of (number of steps of the processes with such layers).
+    """
+    rows = layers_by_step(run)
+    times = ("gpu_ns", "host_ns")
+    steps = (pl.col("step").filter(pl.col(time) > 0).n_unique().alias(f"{time}_steps") for time in times)
+    sums = rows.group_by("name", "phase").agg(pl.col("module").max(), pl.col(times).sum(), *steps)
     counts = run.steps.group_by("process").agg(of=pl.len())
-    rows = rows.group_by(*keys, "process").agg(steps=pl.col("step").n_unique()).join(counts, on="process")
-    return rows.group_by(keys).agg(pl.col("steps", "of").sum())
+    of = rows.select("name", "phase", "process").unique().join(counts, on="process")
+    return sums.join(of.group_by("name", "phase").agg(pl.col("of").sum()), on=["name", "phase"])
 
 
 def is_gone(steps: int, of: int, others: int) -> bool:

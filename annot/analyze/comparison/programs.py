@@ -10,8 +10,9 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.fused import fused_layers
-from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_gone, layers_by_step, steps_of
+from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_gone, layer_sums, layers_by_step
 from annot.labels.tag import COMPILED
+from annot.util.weak_keys import once_for_each
 
 _LAYER: Final = ("name", "phase")
 _LEAST: Final = 0.1
@@ -59,16 +60,12 @@ def names_layers(run: Digest, pair: Pair) -> bool:
 def _only(pair: Pair) -> list[pl.DataFrame]:
     """Return the layers that each run has alone: name, phase, ns, steps, of, and whether the difference counts."""
     sides = [_layers_of(run, pair.time) for run in pair.runs]
-    fused = fused_layers(*(side.select("layer", "phase").unique().rows() for side in sides))
-    tables = []
-    for side, apart, run in zip(sides, fused, pair.runs, strict=True):
-        elsewhere = pl.DataFrame([*apart], schema={"layer": pl.String, "phase": pl.String}, orient="row")
-        side = side.join(elsewhere, on=["layer", "phase"], how="anti")
-        sums = side.group_by(_LAYER).agg(pl.col("ns").sum(), pl.col("module").max())
-        tables.append(sums.join(steps_of(run, side, *_LAYER), on=_LAYER))
+    names = [side.select("name", "phase").rows() for side in sides]
+    fused = fused_layers(*names)
     alone = []
     for mine, other in ((0, 1), (1, 0)):
-        table = tables[mine].join(_every_layer(sides[other]), on=_LAYER, how="anti")
+        table = sides[mine].filter([name not in fused[mine] for name in names[mine]])
+        table = table.join(sides[other], on=_LAYER, how="anti")
         others, whole = pair.runs[other].steps.height, _whole(pair.runs[mine], pair.time)
         chance = [is_gone(steps, of, others) for steps, of in table.select("steps", "of").iter_rows()]
         has_number = (pl.col("module") == "") & pl.col("name").str.contains("#", literal=True)
@@ -78,12 +75,8 @@ def _only(pair: Pair) -> list[pl.DataFrame]:
 
 
 def _layers_of(run: Digest, time: str) -> pl.DataFrame:
-    rows = layers_by_step(run)
-    return rows.with_columns(ns=pl.col(time).fill_null(0)).filter(pl.col("ns") > 0)
-
-
-def _every_layer(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(_LAYER).unique()
+    """Return name, phase, module, ns, steps (with time), of (steps of its processes) of the layers with time."""
+    return layer_sums(run).select(*_LAYER, "module", "of", ns=time, steps=f"{time}_steps").filter(pl.col("ns") > 0)
 
 
 def _whole(run: Digest, time: str) -> int:
@@ -92,7 +85,7 @@ def _whole(run: Digest, time: str) -> int:
 
 def _outside(run: Digest, time: str) -> int:
     """Return the time in no layer."""
-    return _whole(run, time) - int(layers_by_step(run)[time].sum() or 0)
+    return _whole(run, time) - int(layer_sums(run)[time].sum() or 0)
 
 
 def _percent(share: float) -> str:
@@ -106,8 +99,9 @@ def _name(row: dict[str, Any]) -> str:
 def _folds(pair: Pair, name: str) -> str:
     """Return the numbers of repeated layers in both runs, as `` (h.*: 12 and 24)``; empty unless they differ."""
     fold = _NUMBER.sub("*", name)
-    layers = [layers_by_step(run)["layer"].unique() for run in pair.runs]
-    counts = [sum(_NUMBER.sub("*", layer) == fold for layer in side) for side in layers]
+    counts = [
+        sum(_NUMBER.sub("*", layer) == fold for layer in layers_by_step(run)["layer"].unique()) for run in pair.runs
+    ]
     return f" ({fold}: {counts[0]:,} and {counts[1]:,})" if all(counts) and counts[0] != counts[1] else ""
 
 
@@ -159,7 +153,7 @@ def _longer_kernels(pair: Pair, sides: Sequence[pl.DataFrame]) -> Difference:
 
 def calls(pair: Pair) -> Difference:
     """Return which layers are called more often in one of the runs, in a step or else in the whole run."""
-    sides = [_calls_of(run, pair.time) for run in pair.runs]
+    sides = [_calls_of(run).rename({pair.time: "ns"}) for run in pair.runs]
     rows = sides[0].join(sides[1], on=_LAYER, suffix="_b").sort("ns", *_LAYER, descending=[True, False, False])
     other = [differ_by_step(a, b) for a, b in rows.select("calls", "calls_b").iter_rows()]
     apart = rows.filter(pl.Series(other, dtype=pl.Boolean))
@@ -178,9 +172,9 @@ def _number(values: Sequence[int]) -> str:
     return f"{sorted(values)[len(values) // 2]:,}"
 
 
-def _calls_of(run: Digest, time: str) -> pl.DataFrame:
-    """Return name, phase, ns and calls (of each step with calls) of the layers with calls outside compiled graphs."""
+@once_for_each
+def _calls_of(run: Digest) -> pl.DataFrame:
+    """Return name, phase, times and calls (of each step with calls) of layers outside compiled graphs."""
     layers = layers_by_step(run).filter(~pl.col("module").str.starts_with(COMPILED))
-    rows = layers.group_by(*_LAYER, "step").agg(pl.col("calls").sum(), ns=pl.col(time).sum())
-    rows = rows.filter(pl.col("calls") > 0).sort("step")
-    return rows.group_by(_LAYER).agg(pl.col("calls"), pl.col("ns").sum())
+    rows = layers.group_by(*_LAYER, "step").agg(pl.col("calls", "gpu_ns", "host_ns").sum())
+    return rows.filter(pl.col("calls") > 0).group_by(_LAYER).agg("calls", pl.col("gpu_ns", "host_ns").sum())

@@ -9,6 +9,7 @@ import polars as pl
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.pairs import Difference, Pair, layers_by_step, usual
 from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.util.weak_keys import once_for_each
 
 _MOST: Final = 0.5
 """Kernels of the layers with this share of all kernels vary by step, or are fewer, in one of the runs only."""
@@ -45,6 +46,7 @@ def _uneven_steps(pair: Pair) -> Difference:
     return Difference(f"only in {name}, layers have another number of kernels in each step: its recording lost some")
 
 
+@once_for_each
 def _uneven(run: Digest) -> float:
     rows = layers_by_step(run).group_by("layer", "phase", "step").agg(pl.col("activities").sum())
     rows = rows.filter(pl.col("activities") > 0)
@@ -70,6 +72,7 @@ def _fewer_kernels(pair: Pair) -> Difference:
     return Difference()
 
 
+@once_for_each
 def _kernels_of(run: Digest) -> pl.DataFrame:
     """Return layer, phase, names of its kernels, their number (total), and kernels per call, or else per step."""
     nodes = run.nodes.select("layer", "phase", "calls", node=pl.int_range(pl.len(), dtype=pl.Int32))
