@@ -1,7 +1,7 @@
 """Git repository of a bisection: commits by name, the commits between good and bad, and worktrees beside the user's.
 
-The commands of git write only to the worktrees made here and to their folders in ``.git/worktrees``. They run no hooks,
-and ignore the variables with which git tells a hook its repository and index.
+The commands of git write only to the worktrees made here and to their folders in ``.git/worktrees``. They run no hooks
+and no monitors, and ignore the variables with which git tells a hook its repository and index.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def run_git(folder: Path, *words: str) -> str:
     Raises:
         AnnotError: git is not installed, or the command failed.
     """
-    command = ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *words]
+    quiet = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+    command = ["git", *quiet, "-C", str(folder), *words]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=plain_environment(), check=False
@@ -137,8 +138,8 @@ class Repository:
         return [*(name for name in hashes if name != bad), *(name for name in hashes if name == bad)]
 
     def tracks(self, path: Path) -> bool:
-        """Return whether the checkout has the file under version control."""
-        return bool(run_git(self.top, "ls-files", "--", str(path)))
+        """Return whether git tracks a file of the checkout."""
+        return self.top in path.parents and bool(run_git(self.top, "ls-files", "--", str(path)))
 
 
 class Worktree:
@@ -188,17 +189,25 @@ def _is_registered(repository: Repository, folder: Path) -> bool:
     return f"worktree {folder.resolve()}" in lines
 
 
-def absolute_executable(repository: Repository, folder: Path, command: Sequence[str]) -> list[str]:
-    """Return a command whose executable is found from a worktree, too: one that git does not track has its full path.
+def command_for_worktrees(repository: Repository, folder: Path, command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that runs in worktrees.
 
-    Example: ``.venv/bin/python train.py``. Links stay links, because Python finds its environment by them.
+    An executable that git does not track, such as ``.venv/bin/python``, gets its full path. Links stay links, because
+    Python finds its environment by them.
 
     Args:
         repository: the repository.
         folder: folder in which the user typed the command.
         command: command and arguments.
+
+    Raises:
+        AnnotError: an argument is the full path of a file that git tracks: all commits would run that file.
     """
+    for word in command:
+        if os.path.isabs(word) and repository.tracks(Path(word)):
+            name = os.path.relpath(word, folder)
+            raise AnnotError(f"{word} is the file of the checkout for all commits: write {name}")
     path = Path(os.path.abspath(folder / command[0]))
-    if "/" not in command[0] or not path.exists() or (repository.top in path.parents and repository.tracks(path)):
-        return list(command)
-    return [str(path), *command[1:]]
+    if "/" in command[0] and path.exists() and not repository.tracks(path):
+        return str(path), *command[1:]
+    return tuple(command)

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "roofline": "print layers or kernels relative to the peaks of their device",
     "calibrate": "measure the peaks of this GPU or CPU once, for rooflines and advice",
     "sweep": "run a command with every combination of parameters, and write a table and charts",
+    "bisect": "find the commit that made a program slower, and the layer",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",

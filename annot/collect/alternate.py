@@ -36,6 +36,14 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment."""
 
+    def check(self) -> None:
+        """Raise CommandError if the command does not exist or cannot be executed, AnnotError without its folder."""
+        try:
+            with chdir(self.folder or "."):
+                resolve_command(self.words)
+        except OSError as error:
+            raise AnnotError(f"{self.folder} cannot be used as working directory: {error.strerror}") from None
+
 
 class RunFailedError(AnnotError):
     """A command failed or recorded nothing: its `name`, and the `problem`, such as "exit status 1: no GPU"."""
@@ -88,7 +96,7 @@ def alternate(
     """
     suffix = choose(collector).suffix
     for command in commands:
-        _check(command)
+        command.check()
     total = times * len(commands)
     for index in range(total):
         number, turn = divmod(index, len(commands))
@@ -98,14 +106,6 @@ def alternate(
             say(f"run {index + 1} of {total}: {command.name}, {shlex.join(command.words)}")
             _record(command, recorded, collector, layers)
         yield recorded
-
-
-def _check(command: Command) -> None:
-    try:
-        with chdir(command.folder or "."):
-            resolve_command(command.words)
-    except OSError as error:
-        raise AnnotError(f"{command.folder} cannot be used as working directory: {error.strerror}") from None
 
 
 def _record(command: Command, recorded: Recorded, collector: str, layers: bool) -> None:

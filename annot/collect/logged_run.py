@@ -64,6 +64,7 @@ class LoggedRun:
                 cwd=self.folder,
                 start_new_session=True,
             )
+        signal.siginterrupt(signal.SIGINT, True)  # the handler of polars lets the system call below go on after Ctrl-C
         try:
             return shell_status(child.wait(self.timeout))
         except subprocess.TimeoutExpired:

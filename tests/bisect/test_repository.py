@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from slow_history import commit, git, new_repository
 
-from annot.bisect.repository import Repository, Worktree, absolute_executable, run_git
+from annot.bisect.repository import Repository, Worktree, command_for_worktrees, run_git
 from annot.errors import AnnotError
 
 
@@ -156,10 +157,14 @@ def test_an_executable_that_git_does_not_track_is_found_from_worktrees(folder: P
     python.symlink_to("/bin/sh")
     repository = Repository(folder / "sub")
     assert repository.prefix == Path("sub")
-    assert absolute_executable(repository, folder / "sub", ["./python", "a"]) == [str(python), "a"]
-    assert absolute_executable(repository, folder / "sub", ["../sub/python"]) == [str(python)]
-    for command in (["python", "a"], ["./missing"], ["../number.py", "-x"], ["/bin/sh"]):
-        assert absolute_executable(repository, folder / "sub", command) == command
+    assert command_for_worktrees(repository, folder / "sub", ["./python", "a"]) == (str(python), "a")
+    assert command_for_worktrees(repository, folder / "sub", ["../sub/python"]) == (str(python),)
+    for command in (("python", "a"), ("./missing",), ("../number.py", "-x"), ("/bin/sh", str(python))):
+        assert command_for_worktrees(repository, folder / "sub", command) == command
+    with pytest.raises(
+        AnnotError, match=r"number\.py is the file of the checkout for all commits: write \.\./number\.py"
+    ):
+        command_for_worktrees(repository, folder / "sub", ["python", str(folder / "number.py")])
 
 
 def test_failures_of_git_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +173,21 @@ def test_failures_of_git_are_one_sentence(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "")
     with pytest.raises(AnnotError, match="git was not found"):
         run_git(folder, "status")
+
+
+def test_submodules_come_and_go_with_commits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are added as `--setup` does it, and do not keep a worktree from changing or ending."""
+    variables = {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    commit(new_repository(tmp_path / "library"), "library", {"library.py": ""})
+    subprocess.run(["git", "submodule", "--quiet", "add", str(tmp_path / "library")], cwd=folder, check=True)
+    commit(folder, "with a submodule")
+    repository = Repository(folder)
+    with Worktree(repository, tmp_path / "tree") as worktree:
+        for revision, expected in (("HEAD", True), ("HEAD~1", False), ("HEAD", True)):
+            worktree.checkout(repository.commit(revision).hash)
+            subprocess.run(["git", "submodule", "--quiet", "update", "--init"], cwd=worktree.folder, check=True)
+            assert (worktree.folder / "library/library.py").exists() is expected
+    assert not worktree.folder.exists()
+    assert git(folder, "status", "--porcelain") == ""

@@ -158,7 +158,9 @@ def test_a_second_interruption_kills_a_command_that_goes_on(tmp_path: Path) -> N
         "while True: signal.pause()"
     )
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom annot.collect.logged_run import LoggedRun\n"
+        "import os, sys\nfrom pathlib import Path\nimport polars as pl\n"
+        "from annot.collect.logged_run import LoggedRun\n"
+        "pl.LazyFrame({'a': [1]}).collect()  # replaces the handler of SIGINT\n"
         f"run = LoggedRun(command=[sys.executable, '-c', {stubborn!r}], profile=Path('p.sqlite'), log=Path('log'),\n"
         "                collector='recorder', environment={'WHO': str(os.getpid())})\n"
         "run.run()"

@@ -7,23 +7,26 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+WAITS_IN_RUN = 4
 PROGRAM = """
-import sys
+import os, signal, sys
 
 from annot import batches, trace
 
 import layers
 
-with open(JOURNAL, "a") as journal:
-    print(VERSION, file=journal)
+journal = os.path.join(FOLDER, "journal")
+with open(journal, "a") as file:
+    print(VERSION, file=file)
+wait = os.path.join(FOLDER, "wait")
+if os.path.exists(wait) and sum(1 for _ in open(journal)) == WAITS_IN_RUN:
+    with open(wait, "w") as waiting:
+        print(os.getpid(), file=waiting, flush=True)
+        signal.pause()
 for batch in batches(range(30)):
-    with trace("embed"):
-        layers.work(layers.EMBED)
-    for name, size in layers.BLOCKS.items():
+    for name, size in layers.SIZES.items():
         with trace(name):
             layers.work(size)
-    with trace("head"):
-        layers.work(layers.HEAD)
 """
 LAYERS = """
 def work(size):
@@ -32,10 +35,9 @@ def work(size):
         total += number * number
     return total
 
-EMBED, HEAD = 3000, 3000
-BLOCKS = {"blocks.0": 5000, "blocks.1": 5000, "blocks.2": 5000}
+SIZES = {"embed": 3000, "attention": 5000, "norm": 3000, "mlp": 5000, "head": 4000}
 """
-SLOWER = ('"blocks.1": 5000', '"blocks.1": 6500')
+SLOWER = ('"attention": 5000', '"attention": 6500')
 """A layer that takes 1.3 times as long."""
 BROKEN = {
     "import": ("layers.py", "import no_such_module_of_layers\n"),
@@ -76,8 +78,9 @@ def slow_history(
 ) -> list[str]:
     """Create a repository in which one commit makes a layer slower, and return the hashes.
 
-    Each run writes the number of its commit to ``journal`` beside the repository. The other commits change documents
-    and unused code.
+    Each run writes the number of its commit to ``journal`` beside the repository. Run number `WAITS_IN_RUN` writes its
+    process id to a named pipe ``wait`` beside the repository if there is one, and waits for a signal. The other commits
+    change documents and unused code.
 
     Args:
         folder: the new repository.
@@ -88,7 +91,7 @@ def slow_history(
     """
     new_repository(folder)
     hashes = []
-    program = PROGRAM.replace("JOURNAL", repr(str(folder.parent / "journal")))
+    program = PROGRAM.replace("FOLDER", repr(str(folder.parent))).replace("WAITS_IN_RUN", str(WAITS_IN_RUN))
     for number in range(commits):
         files = {"train.py": program.replace("VERSION", str(number)), "layers.py": LAYERS}
         if number >= slow:

@@ -1,4 +1,4 @@
-"""What the samples of two sides say about the changes of rows: estimates, intervals, p-values.
+"""Evidence of samples of two sides for changes of rows: estimates, intervals, p-values.
 
 All is done on logarithms. Other programs on the machine, its clock and its temperature slow all layers of a run alike.
 The change of a layer therefore has two estimates: as measured, and relative to the other layers of each run. The

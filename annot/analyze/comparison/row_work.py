@@ -1,4 +1,4 @@
-"""What layers do in a step: their time, calls, inputs, kernels and operations; medians of the runs of one side."""
+"""Work of layers in a step: time, calls, inputs, kernels and operations; medians of the runs of one side."""
 
 from __future__ import annotations
 

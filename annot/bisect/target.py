@@ -1,0 +1,179 @@
+"""Target of a bisection: the row that became slower from the good commit to the bad one, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean
+from typing import Final
+
+from annot.analyze.comparison.compare import Comparison, compare
+from annot.analyze.comparison.digest import Digest
+from annot.analyze.comparison.gate import Decision, decide
+from annot.analyze.comparison.statistics import t_quantile
+from annot.attribution.nesting import KEY, Key
+from annot.bisect.evidence import Spread, smallest_size
+from annot.bisect.pairs import Pair, SkipError
+from annot.errors import AnnotError
+from annot.labels import layer_path
+from annot.labels.layer_path import named
+
+_COLUMNS: Final = ("speedup", "relative_speedup")
+"""Columns of a comparison that a target may use: the time, and the time relative to the other rows of the run."""
+_SHARE: Final = "share"
+"""Column for a new layer: everything takes so many times as long as without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A row, and its change from good to bad.
+
+    Args:
+        key: layer, module and phase of the row; None: the step.
+        column: the column of a comparison with the change.
+        differences: logarithms of the factors of pairs of the good and the bad commit.
+    """
+
+    key: Key | None
+    column: str
+    differences: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """The row in a message."""
+        if self.key is None:
+            return "a step"
+        layer, module, phase = self.key
+        return named(layer, module) if phase == "other" else f"{named(layer, module)} {phase}"
+
+    @property
+    def size(self) -> float:
+        """Size of the change that decisions use."""
+        return smallest_size(self.differences)
+
+    @property
+    def separation(self) -> float:
+        """Size of the change over the standard deviation of a pair."""
+        return self.size / (math.sqrt(Spread.of(self.differences).variance) or math.ulp(1))
+
+    def interval(self, level: float) -> tuple[float, float, float]:
+        """Return the factor of the change, and its interval with an error level (paired t interval)."""
+        spread, mean = Spread.of(self.differences), fmean(self.differences)
+        half = t_quantile(level, spread.freedom) * math.sqrt(spread.variance / len(self.differences))
+        return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+    def sentence(self, level: float) -> str:
+        """Return the change as a sentence without its full stop."""
+        factor, low, high = self.interval(level)
+        what = f"everything, with the new {self.name}," if self.column == _SHARE else self.name
+        return f"{what} takes {factor:.3f} times as long ({low:.3f} to {high:.3f})"
+
+    def difference(self, pair: Pair) -> float:
+        """Return the logarithm of b / a of the time of the row in a pair.
+
+        Raises:
+            SkipError: a run lacks the row.
+        """
+        change = _change(pair, self.key, self.column)
+        if change is None:
+            raise SkipError(f"its run has no time of {self.name}")
+        return change
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Comparison of the runs of two commits, and what the gate says about it.
+
+    Args:
+        pairs: the runs.
+        comparison: their comparison.
+        decision: the decision of the gate.
+        above: factor above which a row is slower.
+        level: probability that a row is slower by chance.
+    """
+
+    pairs: Sequence[Pair]
+    comparison: Comparison
+    decision: Decision
+    above: float
+    level: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], *, above: float, level: float) -> Contrast:
+        """Compare pairs of runs. Commits may do other work: that is a cause, and no reason not to compare them."""
+        comparison = compare([a for a, _ in pairs], [b for _, b in pairs], level=level)
+        return cls(pairs, comparison, decide(comparison, above=above, level=level, force=True), above, level)
+
+    def target(self) -> Target | None:
+        """Return the row that lost most time according to the gate; None: no row and no step is slower.
+
+        A new layer is a target if it replaces no other layer. Else its time counts to the layer around it, or to the
+        step.
+        """
+        if self.decision.status != "slower":
+            return None
+        is_replaced = (self.comparison.rows["only_in"] == "a").any()
+        for *key, only_in in self.decision.rows.select(*KEY, "only_in").iter_rows():
+            layer, module, phase = key
+            if only_in == "b" and not is_replaced and (target := self._target((layer, module, phase), (_SHARE,))):
+                return target
+            around = ((outer, "", phase) for outer in layer_path.above(layer))
+            for row in ((layer, module, phase), *around):
+                if target := self._target(row):
+                    return target
+        return self._target(None)
+
+    def layer_target(self, layer: str) -> Target | None:
+        """Return a layer as target, in the phase that lost most time; None: it is not slower.
+
+        Raises:
+            AnnotError: the runs have no such layer.
+        """
+        rows = self.comparison.rows.filter(layer=layer).sort("difference_ns", descending=True)
+        if rows.is_empty():
+            raise AnnotError(f"no run has a layer {layer!r}")
+        [key, *_] = rows.select(KEY).iter_rows()
+        return self.measured(key)
+
+    def measured(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
+        """Return a row as target, without a correction for many rows; None: it is not slower."""
+        target = self._target(key, columns)
+        return target if target is not None and target.interval(self.level)[1] > self.above else None
+
+    def _target(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
+        """Return a row as target, by the column that separates the commits best; None: its time did not grow."""
+        targets = []
+        for column in columns:
+            changes = [_change(pair, key, column) for pair in self.pairs]
+            differences = tuple(change for change in changes if change is not None)
+            if len(differences) == len(changes) and smallest_size(differences) > 0:
+                targets.append(Target(key=key, column=column, differences=differences))
+        return max(targets, key=lambda target: target.separation, default=None)
+
+
+def _change(pair: Pair, key: Key | None, column: str) -> float | None:
+    """Return the logarithm of b / a of the time of a row; None: unknown, or a run lacks the row.
+
+    Commits may give a layer another class. The class counts where a path has several.
+    """
+    comparison = _compared(*pair)
+    rows = [comparison.step_time or comparison.whole]
+    if key is not None:
+        of_path = comparison.rows.filter(layer=key[0], phase=key[2])
+        rows = (of_path if of_path.height <= 1 else of_path.filter(module=key[1])).to_dicts()
+    if column == _SHARE:
+        b, a = (_growth(comparison.whole[side], sum(row[side] or 0.0 for row in rows)) for side in ("b_ns", "a_ns"))
+        return b - a
+    return -math.log(rows[0][column]) if len(rows) == 1 and rows[0][column] else None
+
+
+def _growth(whole: float | None, part: float) -> float:
+    """Return the logarithm of the time of everything over that without a part of it."""
+    return math.log(whole / (whole - part)) if whole and whole > part else 0.0
+
+
+@lru_cache(maxsize=64)
+def _compared(a: Digest, b: Digest) -> Comparison:
+    return compare([a], [b])
