@@ -17,6 +17,7 @@ from annot.testing.gate import Limits, baseline_name
 pytest_plugins = ["pytester"]
 
 INSTALLED = any(entry.name == "annot" for entry in entry_points(group="pytest11"))
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="annot was installed without its plugin: install it again")
 TESTS = """
 import os
 import time
@@ -53,8 +54,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*options: str, **environ: str) -> pytest.RunResult:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        plugin = () if INSTALLED else ("-p", "pytest_annot")
-        result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "-rA", *options)
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", *options)
         for name in environ:
             monkeypatch.delenv(name)
         return result
@@ -79,10 +79,9 @@ def test_limits_have_bounds(wrong: dict[str, float]) -> None:
 def test_unused_plugin_imports_nothing_of_annot(pytester: pytest.Pytester) -> None:
     """It adds options and a fixture; a session that does not use them loads neither annot nor polars."""
     pytester.makepyfile(test_x="import sys\ndef test_x():\n    assert {'annot', 'polars'}.isdisjoint(sys.modules)")
-    plugin = () if INSTALLED else ("-p", "pytest_annot")
-    result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--fixtures", "-q")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--fixtures", "-q")
     result.stdout.fnmatch_lines(["annot_gate*"])
-    pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_without_a_baseline_it_decides_nothing(session: Run) -> None:
