@@ -20,8 +20,8 @@ from markdown_it import MarkdownIt
 from planted_changes import Planted
 
 from annot import load
-from annot.analyze.comparison.causes import Cause, causes
-from annot.analyze.comparison.compare import Comparison, compare
+from annot.analyze.comparison.causes import causes
+from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import Decision, decide
 from annot.attribution.nesting import KEY
@@ -47,7 +47,7 @@ SCHEMA: Final[Mapping[str, tuple[set[str], set[str]]]] = {
 
 
 @functools.cache
-def compared(factor: float = 1.0, runs: int = 3) -> tuple[Comparison, tuple[Cause, ...], Decision]:
+def compared(factor: float) -> tuple[ComparisonTable, Decision]:
     """Return a comparison of runs of a training, in the second side of which one layer takes longer by a factor."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "transformer.sqlite"
@@ -58,26 +58,21 @@ def compared(factor: float = 1.0, runs: int = 3) -> tuple[Comparison, tuple[Caus
     def scaled(program: Planted, scale: float) -> Planted:
         return program.moved(lambda times: (times * scale).round().cast(pl.Int64))
 
-    a = [digest(scaled(before, scale).attribution) for scale in (1, 1.004, 0.998)[:runs]]
-    b = [digest(scaled(after, scale).attribution) for scale in (1.002, 0.997, 1.005)[:runs]]
+    a = [digest(scaled(before, scale).attribution) for scale in (1, 1.004, 0.998)]
+    b = [digest(scaled(after, scale).attribution) for scale in (1.002, 0.997, 1.005)]
     comparison = compare(a, b)
     decision = decide(comparison, above=1.05)
     rows = decision.rows.select(KEY).rows()
-    return comparison, causes(a, b, rows, time=comparison.time, step=decision.step_slower), decision
+    why = causes(a, b, rows, time=comparison.time, step=decision.step_slower)
+    return process(comparison_table(comparison, "main", "branch", why), Options()), decision
 
 
-def table_of(comparison: Comparison) -> ComparisonTable:
-    return process(comparison_table(comparison, "main", "branch"), Options())
+def markdown(factor: float) -> str:
+    return "".join(as_markdown(*compared(factor)))
 
 
-def markdown(factor: float, runs: int = 3) -> str:
-    comparison, why, decision = compared(factor, runs)
-    return "".join(as_markdown(table_of(comparison), decision, why))
-
-
-def junit(factor: float, runs: int = 3) -> ElementTree.Element:
-    comparison, why, decision = compared(factor, runs)
-    return ElementTree.fromstring(as_junit(table_of(comparison), decision, why))
+def junit(factor: float) -> ElementTree.Element:
+    return ElementTree.fromstring(as_junit(*compared(factor)))
 
 
 def test_verdict_is_the_first_line_of_markdown() -> None:
@@ -98,7 +93,7 @@ def test_equal_runs_are_not_slower() -> None:
 
 
 def test_comparison_without_a_limit_has_no_verdict() -> None:
-    text = "".join(as_markdown(table_of(compared(1.5)[0]), None))
+    text = "".join(as_markdown(compared(1.5)[0], None))
     assert text.startswith("**Comparison** – Step (wall clock): ")
 
 
@@ -145,30 +140,31 @@ def test_slower_row_is_a_failure() -> None:
 
 
 def test_slower_step_is_a_failure() -> None:
-    comparison, why, decision = compared(1.0)
+    table, decision = compared(1.0)
     slower = replace(decision, status="slower", step_slower=True)
-    root = ElementTree.fromstring(as_junit(table_of(comparison), slower, why))
+    root = ElementTree.fromstring(as_junit(table, slower))
     assert [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None] == ["step"]
 
 
 @pytest.mark.parametrize(("status", "element"), [("incomparable", "error"), ("undecided", "skipped")])
 def test_runs_that_cannot_be_judged(status: str, element: str) -> None:
-    comparison, _, decision = compared(1.0)
+    table, decision = compared(1.0)
     other = replace(decision, status=status, sentences=("the devices differ: A100 and H100",))  # type: ignore[arg-type]
-    suite = ElementTree.fromstring(as_junit(table_of(comparison), other))[0]
+    suite = ElementTree.fromstring(as_junit(table, other))[0]
     (result,) = suite.iter(element)
     assert "the devices differ: A100 and H100" in str(result.get("message"))
     assert len(suite.findall("testcase")) == 1 or status == "undecided"
-    text = "".join(as_markdown(table_of(comparison), other))
+    text = "".join(as_markdown(table, other))
     assert text.splitlines()[0].endswith("the devices differ: A100 and H100")
 
 
 @settings(deadline=None)
 @given(HOSTILE)
 def test_names_cannot_break_the_document(name: str) -> None:
-    comparison, why, decision = compared(1.5)
-    hostile = replace(comparison, rows=comparison.rows.with_columns(layer=pl.lit(name + "\ufffe\x0b")))
-    root = ElementTree.fromstring(as_junit(table_of(hostile), decision, why))
+    table, decision = compared(1.5)
+    rows = table.comparison.rows.with_columns(layer=pl.lit(name + "\ufffe\x0b"))
+    hostile = replace(table, comparison=replace(table.comparison, rows=rows))
+    root = ElementTree.fromstring(as_junit(hostile, decision))
     for element in root.iter():
         attributes, children = SCHEMA[element.tag]
         assert set(element.keys()) <= attributes

@@ -6,11 +6,10 @@ Schema: https://github.com/jenkinsci/xunit-plugin/blob/master/src/main/resources
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from annot.analyze.comparison.causes import Cause
 from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.rows import NAMES
 from annot.report.terminal.compare import ComparisonTable, sides_of, totals_of
@@ -20,19 +19,16 @@ _NOT_XML: Final = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Characters that XML 1.0 excludes."""
 
 
-def as_junit(
-    table: ComparisonTable, decision: Decision, causes: Sequence[Cause] = (), *, least_share: float = 0.01
-) -> bytes:
+def as_junit(table: ComparisonTable, decision: Decision, *, least_share: float = 0.01) -> bytes:
     """Return the document of a comparison.
 
     Args:
         table: the comparison.
         decision: the decision of the gate.
-        causes: the causes of longer times.
         least_share: minimum share of the rows that the gate tested.
     """
     comparison, names = table.comparison, NAMES[table.comparison.by]
-    texts = {cause.row: cause.text for cause in causes}
+    texts = {cause.row: cause.text for cause in table.causes}
     suite = ElementTree.Element("testsuite", name="annot compare")
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in zip("AB", sides_of(table), strict=True):

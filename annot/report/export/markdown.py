@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from annot.analyze.comparison.causes import Cause
 from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.rows import NAMES
 from annot.report.terminal.compare import ComparisonTable, sides_of, totals_of, uncertainty
@@ -32,21 +31,20 @@ _INERT: Final = re.compile(r"(?<=[@#])|(?<=:)(?=//)|(?<=www)(?=\.)|^(?=[-+=]|\d+
 _ZERO_WIDTH: Final = "\u200b"
 
 
-def as_markdown(table: ComparisonTable, decision: Decision | None, causes: Sequence[Cause] = ()) -> Iterator[str]:
+def as_markdown(table: ComparisonTable, decision: Decision | None) -> Iterator[str]:
     """Yield the text of a comparison.
 
     Args:
         table: the comparison, processed.
         decision: the decision of the gate; None: the comparison has no limit.
-        causes: the causes of longer times.
     """
     status, sentences = (None, ()) if decision is None else (decision.status, decision.sentences)
     totals = totals_of(table.comparison)
     yield f"**{_VERDICTS[status]}** – {prose((*sentences, *totals)[0])}\n\n"
     yield from _items((*sentences, *totals)[1:])
-    yield from _items(cause.text for cause in causes)
+    yield from _items(cause.text for cause in table.causes)
     comparability = table.comparison.comparability
-    yield from _items(f"Reservation: {reservation}" for reservation in comparability.reservations)
+    yield from _items(f"Not known: {reservation}" for reservation in comparability.reservations)
     changed = (row for row in table.shown.to_dicts() if row["difference_ns"])
     rows = sorted(changed, key=lambda row: -abs(row["difference_ns"]))
     yield from _table(table, rows[:_FIRST])
