@@ -18,10 +18,9 @@ from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach, mem
 from annot.attribution.graphs import grow_captured
 from annot.attribution.ingest import EPOCH, IngestedRanges, overlap
 from annot.attribution.launches import Launches
-from annot.attribution.range_trees import Forest, calls_in_graphs, grow
+from annot.attribution.range_trees import Forest, calls_in_graphs, grow, runs_of_graphs
 from annot.attribution.steps import Steps, find_steps, time_in, time_outside_steps, without_steps, worker_processes
 from annot.errors import AnnotError
-from annot.labels.tag import COMPILED
 from annot.profile import Source
 
 _TIMED: Final = ("host", "host_self", "start", "step", "data", "forward", "backward", "optimizer")
@@ -380,12 +379,11 @@ def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     graph calls each layer in it once. Time outside the selected steps does not count.
     """
     tree = forest.tree
-    graphs = forest.labels["module"].str.starts_with(COMPILED).gather(tree["label"])
-    runs = calls_in_graphs(tree, graphs, forest.nodes)
-    tables = [pl.DataFrame(schema=_HOST_TIMES), runs]
+    runs = runs_of_graphs(tree, forest.labels)
+    tables = [pl.DataFrame(schema=_HOST_TIMES), calls_in_graphs(tree, runs, forest.nodes)]
     for block in tree.iter_slices(_SLICE):
         parent = column_ops.known(block["parent"])
-        around, apart = tree["path"].gather(parent), ~graphs.gather(parent).fill_null(False)
+        around, apart = tree["path"].gather(parent), runs.gather(parent).is_null()
         rows = block.select("start", node="path", around=around, apart=apart, ns=pl.col("end") - pl.col("start"))
         first = pl.col("start").min()
         calls = (pl.col("node").ne_missing(pl.col("around")) & pl.col("apart")).sum().cast(pl.Int64)

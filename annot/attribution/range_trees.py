@@ -39,7 +39,7 @@ from annot.attribution.column_ops import CHAIN, NONE, Threads, known
 from annot.attribution.ingest import IngestedRanges, are_shared, placed
 from annot.attribution.nesting import KEY, Key, Keys, Nodes, contained_keys, in_order, nest
 from annot.labels import layer_path, tag
-from annot.labels.foreign import hooks_of
+from annot.labels.foreign import ENGINE, hooks_of
 
 
 def with_layers_around(nodes: Nodes, keys: Keys, texts: pl.Series) -> tuple[Nodes, list[int]] | None:
@@ -68,25 +68,38 @@ def with_layers_around(nodes: Nodes, keys: Keys, texts: pl.Series) -> tuple[Node
     return moved, final
 
 
-def calls_in_graphs(tree: pl.DataFrame, graphs: pl.Series, nodes: Nodes) -> pl.DataFrame:
+def runs_of_graphs(tree: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
+    """Return the run of a compiled graph that each range is or counts towards (row in the tree, Int32; null: none).
+
+    Under torch.profiler the kernels are inside operations of the run, such as ``## Call CompiledFxGraph … ##``.
+    """
+    row = pl.int_range(tree.height, dtype=pl.Int32, eager=True).alias("row")
+    runs = row.filter(labels["module"].str.starts_with(tag.COMPILED).fill_null(False).gather(tree["label"]))
+    paths = tree["path"].gather(runs).unique()
+    rows = tree.select("path", row).filter(pl.col("path").is_in(paths.implode()))
+    run = pl.when(pl.col("row").is_in(runs.implode())).then("row").forward_fill().over("path")
+    return pl.repeat(None, tree.height, dtype=pl.Int32, eager=True).scatter(rows["row"], rows.select(run).to_series())
+
+
+def calls_in_graphs(tree: pl.DataFrame, runs: pl.Series, nodes: Nodes) -> pl.DataFrame:
     """Return node, calls and start (ns, of the first kernel) of the layers in compiled graphs.
 
     A run of a graph calls a layer once, whatever the number of its kernels.
 
     Args:
         tree: the tree of `annot.attribution.range_trees.Forest`.
-        graphs: which ranges of the tree are runs of graphs (Boolean).
+        runs: the runs of `runs_of_graphs`, null for runs that do not count.
         nodes: the nodes of `with_layers_around`.
     """
-    kernels = tree.filter(graphs.gather(known(tree["parent"])).fill_null(False)).select("parent", "path", "start")
-    kernels = kernels.with_columns(graph=tree["path"].gather(kernels["parent"]))
+    kernels = tree.select("path", "start", run=runs.gather(known(tree["parent"]))).drop_nulls("run")
+    kernels = kernels.with_columns(graph=tree["path"].gather(kernels["run"]))
     kernels = kernels.filter(pl.col("path") != pl.col("graph"))
     pairs = kernels.select("path", "graph").unique()
     layers = [nodes.up(path, nodes.parents[graph]) for path, graph in pairs.iter_rows()]
     pairs = pairs.with_columns(pl.Series("node", layers, pl.List(pl.Int32))).explode("node")
-    runs = kernels.group_by("parent", "path", "graph").agg(pl.col("start").min())
-    runs = runs.join(pairs, on=["path", "graph"]).group_by("parent", "node").agg(pl.col("start").min())
-    return runs.group_by("node").agg(pl.len().cast(pl.Int64).alias("calls"), pl.col("start").min())
+    called = kernels.group_by("run", "path", "graph").agg(pl.col("start").min())
+    called = called.join(pairs, on=["path", "graph"]).group_by("run", "node").agg(pl.col("start").min())
+    return called.group_by("node").agg(pl.len().cast(pl.Int64).alias("calls"), pl.col("start").min())
 
 
 def _layers_between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list[Key]:
@@ -470,7 +483,9 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
         path, matched = pl.Series("path", final, pl.Int32).gather(path), frozenset(final[node] for node in matched)
     columns = ["id", "thread", "start", "end", "label"]
     tree = tree.select(*columns, "parent", path)
-    crossing = crossing.select(*columns, "foreign")
+    # Hooks of backward operations open and close ranges inside the engine's ranges, which then cross these.
+    engine = labels["text"].str.starts_with(ENGINE).gather(crossing["label"])
+    crossing = crossing.select(*columns, "foreign").filter(~engine)
     open_ranges = ingested.open_ranges
     return Forest(
         tree=tree,

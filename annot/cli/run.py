@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from annot.cli.output import console_for, drop_output, say
 from annot.errors import AnnotError
+from annot.util.installed_tools import has_gpu_driver
 
 if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
@@ -76,15 +77,15 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         say("error: COMMAND is missing: annot run -- python train.py")
         return 2
+    collector = choose(args.collector)
     try:
-        outcome = collect(
-            command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=_try_to_say
-        )
+        outcome = collect(command, collector, out=args.output, force=args.force, layers=args.layers, say=_try_to_say)
     except CommandError as error:
         say(f"error: {error}")
         return error.status
+    without_gpu = args.collector == "auto" and collector.name == "recorder" and has_gpu_driver()
     try:
-        _conclude(outcome, report=not args.no_report, layers=args.layers)
+        _conclude(outcome, report=not args.no_report, layers=args.layers, without_gpu=without_gpu)
     except OSError:  # a full disk or a closed pipe takes neither the report nor messages about it
         drop_output(sys.stdout, sys.stderr)
     return outcome.status
@@ -98,7 +99,8 @@ def _try_to_say(line: str) -> None:
         drop_output(sys.stderr)
 
 
-def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> None:
+def _conclude(outcome: Outcome, *, report: bool, layers: bool, without_gpu: bool) -> None:
+    """Print the report and messages. `without_gpu` tells whether the profile lacks the GPU times of this machine."""
     collected, ended = outcome.collected, _end_of(outcome.status)
     if collected is None:
         say(f"error: {f'{ended}, and ' if ended else ''}{outcome.problem}")
@@ -111,6 +113,8 @@ def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> None:
     if ended:
         say(f"{ended}. {outcome.out} has the ranges recorded until then")
     several = report and _print_report(outcome.out) > 1
+    if without_gpu:
+        say("the recorder records no GPU times: for these, use --collector torch or install Nsight Systems")
     say(f"next: annot report {shlex.quote(str(outcome.out))} {'--by-process' if several else '--by advice'}")
 
 

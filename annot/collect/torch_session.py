@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import json
 import os
+import warnings
 from typing import Any
 
 import wrapt
@@ -24,7 +25,11 @@ def _start(torch: Any, output: str) -> None:
 
     owner = os.getpid()
     profiler = torch.profiler.profile(**_all_threads(torch))
-    profiler.start()
+    with warnings.catch_warnings():
+        # Some versions warn that events are cleared, which acc_events=True prevents. It also makes torch.profiler
+        # parse all events in Python at the end.
+        warnings.simplefilter("ignore")
+        profiler.start()
 
     def finish() -> None:
         if os.getpid() == owner:

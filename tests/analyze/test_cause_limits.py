@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from tables import Rows
 
-from annot.analyze.comparison.causes import Cause, causes
+from annot.analyze.comparison.causes import Cause, causes, causes_of
+from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import Digest, digest
+from annot.analyze.comparison.gate import decide
 from annot.attribution.attribute import attribute
 from annot.attribution.nesting import Key
 
@@ -124,14 +126,19 @@ def test_faster_kernels_do_not_hide_further_ones() -> None:
     b = _run((FC, [(GEMM, 80), (NORM, 100), (ADD, 70)]))
     cause = _cause(a, b)
     assert cause.kind == "work"
-    assert cause.evidence == ("elementwise kernels: 1 per step instead of 0, 70.0 µs longer",)
+    assert cause.evidence == (
+        "elementwise kernels: 1 per step instead of 0, 70.0 µs longer, by elementwise CUDAFunctor_add",
+    )
 
 
 def test_other_work_is_said_beside_a_larger_cause() -> None:
     a, b = _run((FC, [(GEMM, 100)])), _run((FC, [(GEMM, 1000), (ADD, 20)]))
     cause = _cause(a, b)
     assert cause.kind == "slower work"
-    assert cause.evidence[1] == "elementwise kernels: 1 per step instead of 0, 20.0 µs longer"
+    assert (
+        cause.evidence[1]
+        == "elementwise kernels: 1 per step instead of 0, 20.0 µs longer, by elementwise CUDAFunctor_add"
+    )
 
 
 @pytest.mark.parametrize(("each", "kind"), [(160, "work"), (170, "slower work")])
@@ -248,3 +255,33 @@ def test_a_run_without_steps_or_times_of_the_cpu_has_causes() -> None:
     )
     step, row = causes([a], [b], [ROW], time="gpu_ns", step=True)
     assert [step.kind, row.kind] == ["slower work", "slower work"]
+
+
+def test_short_layers_do_not_show_the_machine() -> None:
+    short: list[Layer] = [(f"short.{number} ReLU |fwd", [(ADD, 1)]) for number in range(9)]
+    longer: list[Layer] = [(label, [(ADD, 2)]) for label, _ in short]
+    a = _run((FC, [(GEMM, 1000)]), (NEXT, [(NORM, 500)]), (LAST, [(GEMM, 500)]), *short)
+    b = _run((FC, [(GEMM, 1500)]), (NEXT, [(NORM, 500)]), (LAST, [(GEMM, 500)]), *longer)
+    assert "the other layers take 1.00 times as long" in _cause(a, b).evidence
+
+
+def test_rows_that_are_all_slower_alike_are_the_machine() -> None:
+    rows = [ROW, ("norm", "LayerNorm", "forward"), ("head", "Linear", "forward")]
+    a, b = (_run((FC, [(GEMM, us)]), (NEXT, [(NORM, us)]), (LAST, [(GEMM, us)])) for us in (100, 130))
+    step, *of_rows = causes([a], [b], rows, time="gpu_ns", step=True)
+    assert "in all layers" in step.sentence
+    assert all("as in the other layers" in cause.sentence for cause in of_rows)
+
+
+def test_an_undecided_step_is_noise_and_a_row_that_stands_out_is_not() -> None:
+    layers = [(f"h.{number} Linear |fwd", GEMM) for number in range(12)]
+    lengths = [1, 1.02, 0.98, 1.01, 0.99, 1.03, 0.97, 1, 1.02, 0.98, 1.01, 0.99]
+    a, b, c = (
+        _run(*((label, [(name, us if number else first)]) for number, (label, name) in enumerate(layers)),
+             lengths=lengths, steps=len(lengths))
+        for us, first in ((100, 100), (130, 130), (100, 150))
+    )  # fmt: skip
+    for other, kinds in ((b, {("noise", None)}), (c, {("slower work", ("h.0", "Linear", "forward"))}), (a, set())):
+        comparison = compare([a], [other])
+        found = causes_of(comparison, decide(comparison, above=1.05), [a], [other])
+        assert {(cause.kind, cause.row) for cause in found} == kinds

@@ -16,7 +16,9 @@ from matrices import every_third
 
 import annot.collect.run as runner
 from annot import load
+from annot.cli.main import main
 from annot.cli.run import _print_report
+from annot.util import installed_tools
 
 pytest_plugins = ["small_disks"]
 
@@ -321,6 +323,21 @@ def test_report_and_next_step_go_to_stderr(collector, tmp_path):
     twice = f"{sys.executable} script.py && {sys.executable} script.py"
     several = run(collector, "sh", "-c", twice, cwd=tmp_path, options=("--force",))
     assert last_line(several.stderr) == "annot: next: annot report out.sqlite --by-process"
+
+
+@needs_recorder
+@pytest.mark.parametrize(
+    ("driver", "collector", "said"), [(True, "auto", 1), (False, "auto", 0), (True, "recorder", 0)]
+)
+def test_a_run_without_gpu_times_says_how_to_get_them(driver, collector, said, tmp_path, monkeypatch, capfd):
+    """On a machine with a GPU but without Nsight Systems, the line before the next step says what records GPU times."""
+    monkeypatch.setattr(installed_tools, "_DRIVER_FILES", (str(tmp_path),) if driver else ())
+    monkeypatch.setenv("ANNOT_NSYS", NO_NSYS)
+    words = ["-o", str(tmp_path / "out.sqlite"), "--collector", collector, "--no-report"]
+    assert main(["run", *words, "--", sys.executable, str(write_script(tmp_path, ""))]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("--collector torch" in line for line in lines) == said
+    assert ("--collector torch" in lines[-2]) == bool(said)
 
 
 @needs_recorder

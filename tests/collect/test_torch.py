@@ -55,6 +55,27 @@ def test_trace_is_there_however_the_script_ends(ending, status, tmp_path):
     assert last_line(done.stderr) == "annot: next: annot report out.json --by advice"
 
 
+_WARNS = """
+import warnings, wrapt
+def warn_at_start(module):
+    prepare = module._KinetoProfile.prepare_trace
+    def prepare_trace(profiler):
+        warnings.warn("Profiler clears events at the end of each cycle.", stacklevel=2)
+        prepare(profiler)
+    module._KinetoProfile.prepare_trace = prepare_trace
+wrapt.register_post_import_hook(warn_at_start, "torch.profiler.profiler")
+"""
+
+
+def test_warnings_of_the_profiler_stay_out_of_the_run(tmp_path):
+    """PyTorch 2.10 and 2.11 warn whenever a profiler starts. The script's own warnings are printed."""
+    script = written(tmp_path, f"{_WARNS}{TRAIN}warnings.warn('mine')")
+    done = run(script)
+    assert done.returncode == 0, done.stderr
+    assert b"UserWarning: mine" in done.stderr
+    assert b"clears events" not in done.stderr
+
+
 @pytest.mark.slow
 def test_trace_is_compressed_by_name_and_by_default(tmp_path):
     """Without -o the trace is annot1.json.gz, compressed; torch's own viewers read both."""

@@ -12,7 +12,7 @@ from range_tables import ranges_of
 
 from annot import correlate, load
 from annot.attribution.attribute import attribute
-from annot.attribution.layer_tables import by_layer, by_op
+from annot.attribution.layer_tables import UNATTRIBUTED, by_layer, by_op
 from annot.profile import Profile
 from annot.read.kineto.flows import module_texts
 
@@ -365,3 +365,72 @@ def test_correlation_ids_come_first(tmp_path: Path) -> None:
     )  # fmt: skip
     times = {op: ns for op, ns in by_op(attribute(profile)).select("op", "gpu_self_ns").iter_rows() if ns}
     assert times == {"aten::mm": 10_000, "aten::add": 5_000}
+
+
+def test_launches_are_on_the_threads_of_their_operations(tmp_path: Path) -> None:
+    """A launch with the thread id of an ended thread belongs to the operation with its external id, around it."""
+    profile = read(
+        tmp_path,
+        span("aten::mm", 1, 9, tid=11, **{"External id": 501}),
+        span("aten::add", 20, 29, tid=12, **{"External id": 502}),
+        span("aten::relu", 30, 39, tid=12, **{"External id": 503}), span("aten::sum", 20, 39, tid=13),
+        span("early", 2, 3, "cuda_runtime", 11, correlation=1, **{"External id": 501}),
+        span("moved", 20, 29, "cuda_driver", 11, correlation=2, **{"External id": 502}),
+        span("unknown", 31, 32, "cuda_runtime", 11, correlation=3),
+        span("outside", 38, 40, "cuda_runtime", 13, correlation=4, **{"External id": 503}),
+        span("alone", 33, 34, "cuda_runtime", 14, correlation=5, **{"External id": 99}),
+    )  # fmt: skip
+    threads = dict(profile.launches.select("name", "thread").iter_rows())
+    assert threads == {
+        "early": thread(11), "moved": thread(12), "unknown": thread(12), "outside": thread(13), "alone": thread(14),
+    }  # fmt: skip
+
+
+def test_external_ids_that_are_correlation_ids_move_no_launches(tmp_path: Path) -> None:
+    """Launches stay on their threads where each external id repeats the correlation id, or replaces it."""
+    operator = span("aten::mm", 1, 9, tid=11, **{"External id": 5})
+    for args in ({"correlation": 5}, {}):
+        launch = span("call", 2, 3, "cuda_runtime", 12, **args, **{"External id": 5})
+        assert read(tmp_path, operator, launch).launches["thread"].to_list() == [thread(12)]
+
+
+def test_ambiguous_external_ids_move_no_launches(tmp_path: Path) -> None:
+    """A launch stays on its thread if two operations have its external id, or only one of another process."""
+    profile = read(
+        tmp_path,
+        span("aten::mm", 1, 9, tid=11, **{"External id": 501}), span("aten::add", 1, 9, tid=12, **{"External id": 501}),
+        {**span("aten::sum", 1, 9, tid=11, **{"External id": 502}), "pid": 8},
+        span("call", 2, 3, "cuda_runtime", 13, correlation=1, **{"External id": 501}),
+        span("call", 4, 5, "cuda_runtime", 13, correlation=2, **{"External id": 502}),
+    )  # fmt: skip
+    assert profile.launches["thread"].to_list() == [thread(13)] * 2
+
+
+def test_hooks_cross_no_ranges_of_the_engine(tmp_path: Path) -> None:
+    """A backward range that begins in one operation of the engine and ends in another is in the tree, and is all."""
+    engine = "autograd::engine::evaluate_function: "
+    profile = read(
+        tmp_path,
+        span(f"{engine}MmBackward0", 1, 10), span("fc Linear |bwd", 2, 22), span("MmBackward0", 3, 9),
+        span(f"{engine}AddBackward0", 20, 30), span("AddBackward0", 24, 29), span("mine", 40, 50, "user_annotation"),
+        span("other", 45, 55, "user_annotation"),
+    )  # fmt: skip
+    attribution = attribute(profile)
+    assert attribution.forest.crossing.height == 1
+    lines = dict(by_layer(attribution).filter(pl.col("layer") != UNATTRIBUTED).select("layer", "host_ns").iter_rows())
+    assert lines == {"fc": 20_000, "AddBackward0": 5_000, "mine": 10_000, "other": 10_000}
+
+
+def test_operations_in_a_compiled_graph_hide_no_calls(tmp_path: Path) -> None:
+    """A run of a graph calls each layer once, also where an operation is between the run and its kernels."""
+    spans = []
+    for start in (0, 100):
+        spans += [
+            span("Forward Net |fwd", start + 1, start + 90),
+            span("Forward CompiledGraph#0 |fwd", start + 2, start + 80),
+            span("## Call CompiledFxGraph f ##", start + 3, start + 79), span("aten::mm", start + 4, start + 9),
+            span("h.0.a Linear inside=1,Block |fwd", start + 10, start + 20),
+            span("h.0.a Linear inside=1,Block |fwd", start + 30, start + 40),
+        ]  # fmt: skip
+    calls = dict(by_layer(attribute(read(tmp_path, *spans))).select("layer", "calls").iter_rows())
+    assert (calls["h"], calls["h.0.a"]) == (2, 2)

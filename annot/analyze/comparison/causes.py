@@ -25,7 +25,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from annot.analyze.comparison.compare import Comparison
 from annot.analyze.comparison.digest import Digest
+from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
 from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS
 from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
@@ -33,7 +35,7 @@ from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import COLLECTIVE_NAME
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.gpu_time import UNATTRIBUTED
-from annot.attribution.nesting import Key
+from annot.attribution.nesting import KEY, Key
 from annot.labels.layer_path import named
 from annot.labels.tag import MODEL
 
@@ -120,6 +122,23 @@ class _Runs:
         least = _LEAST_SHARE * sum(both.values())
         long = [key for key, ns in both.items() if ns >= least] or both
         return {key: b[key] / a[key] for key in long}
+
+
+def causes_of(
+    comparison: Comparison, decision: Decision, a: Sequence[Digest], b: Sequence[Digest]
+) -> tuple[Cause, ...]:
+    """Return the causes of what a decision found slower, or may have; none for other decisions.
+
+    Args:
+        comparison: the comparison.
+        decision: the decision about it.
+        a, b: the compared runs.
+    """
+    if decision.status not in ("slower", "undecided"):
+        return ()
+    rows = decision.rows.select(KEY).rows() if comparison.by == "layer" else []
+    step, decided = decision.step_slower or not rows, decision.status == "slower"
+    return causes(a, b, rows, time=comparison.time, step=step, decided=decided)
 
 
 def causes(
@@ -314,8 +333,9 @@ def _further(kind: str, words: str, split: _Split, runs: _Runs) -> Iterator[_Cla
         yield _Clause(cause, changed, _replaced(split, changed, runs))
     rest = new_ns - gone_ns - changed if swapped else new_ns - gone_ns
     if rest:
-        counts = {"a": _count(split.calls[0]), "b": _count(split.calls[1])}
-        yield _Clause("work", rest, _say("more", kind=words, longer=short_time(max(rest, 0)), **counts))
+        values = {"a": _count(split.calls[0]), "b": _count(split.calls[1]), "longer": short_time(max(rest, 0))}
+        names = ", ".join(_longest(split.new or split.gone, short_names([*split.new, *split.gone])))
+        yield _Clause("work", rest, _say("more", kind=words, names=names, **values))
 
 
 def _other_functions(kind: str, split: _Split, runs: _Runs) -> bool:

@@ -17,7 +17,7 @@ from annot.attribution.attribute import Attribution, known, self_times
 from annot.attribution.column_ops import NONE
 from annot.attribution.layer_tables import OPERATIONS
 from annot.attribution.nesting import KEY
-from annot.attribution.range_trees import Forest, calls_in_graphs
+from annot.attribution.range_trees import Forest, calls_in_graphs, runs_of_graphs
 from annot.attribution.steps import steady_steps
 from annot.attribution.summary import by_step, missing_events
 from annot.labels.tag import COMPILED
@@ -188,7 +188,7 @@ def _facts(attribution: Attribution) -> dict[str, Any]:
         "step_kind": next(iter(steps.steady()["kind"]), None),
         "steps_found_by": steps.found_by,
         "autocast": sorted(set(forest.labels["text"].str.extract(r" autocast=(\w+)").drop_nulls())),
-        "compiled": bool(_is_graph(forest).any()),
+        "compiled": bool(forest.labels["module"].str.starts_with(COMPILED).any()),
         "versions": {str(name): str(version) for name, version in (meta.get("software") or {}).items()},
         "threads": sorted(threads),
         "parts": usual_parts(attribution),
@@ -201,11 +201,6 @@ def device_names(attribution: Attribution) -> list[str]:
     numbered = {device.get("cuDevice", device.get("id")): device for device in devices}
     used = [numbered[number] for number in attribution.device_busy["device"].unique().sort() if number in numbered]
     return list(dict.fromkeys(str(device["name"]) for device in used or devices if device.get("name")))
-
-
-def _is_graph(forest: Forest) -> pl.Series:
-    """Return which labels are runs of compiled graphs."""
-    return forest.labels["module"].str.starts_with(COMPILED).fill_null(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +262,7 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
     those with recorded inputs that a layer calls itself; and ranges.
     """
     forest, tree, labels = attribution.forest, attribution.forest.tree, attribution.forest.labels
-    process, graphs = forest.threads.table["process_code"], _is_graph(forest)
+    process, runs = forest.threads.table["process_code"], runs_of_graphs(tree, labels)
     is_operator = labels["role"] == "operator"
     has_inputs = labels["call"].is_not_null() & labels["shapes"].str.contains(r"\[\d").fill_null(False)
     keys = dict.fromkeys(("node", "step", "label"), pl.Int32)
@@ -276,7 +271,7 @@ def _ranges(attribution: Attribution, steady: _Steady) -> pl.DataFrame:
     for block in ranges.iter_slices(_SLICE):
         codes, parent = process.gather(block["thread"]), column_ops.known(block["parent"])
         around, outer = tree["path"].gather(parent), tree["label"].gather(parent)
-        calls = block["node"].ne_missing(around) & ~graphs.gather(outer).fill_null(False)
+        calls = block["node"].ne_missing(around) & runs.gather(parent).is_null()
         operators = has_inputs.gather(block["label"]) & ~is_operator.gather(outer).fill_null(False)
         step = steady.number_of(codes, attribution.steps.at(codes, block["start"]))
         rows = block.select("node", step.alias("step"), "label", "host_ns", calls=calls, operators=operators)
@@ -308,11 +303,12 @@ def _times(attribution: Attribution, ranges: pl.DataFrame, work: pl.DataFrame) -
 
 def _nodes(attribution: Attribution, ranges: pl.DataFrame, steady: _Steady) -> pl.DataFrame:
     forest, tree = attribution.forest, attribution.forest.tree
-    graphs = _is_graph(forest).gather(tree["label"])
-    if graphs.any():
-        codes = forest.threads.table["process_code"].gather(tree["thread"])
-        graphs &= steady.number_of(codes, attribution.steps.at(codes, tree["start"])).is_not_null()
-    in_graphs = calls_in_graphs(tree, graphs, forest.nodes).select("node", "calls")
+    runs = runs_of_graphs(tree, forest.labels)
+    if runs.count():
+        codes = forest.threads.table["process_code"].gather(tree["thread"].gather(runs))
+        step = steady.number_of(codes, attribution.steps.at(codes, tree["start"].gather(runs)))
+        runs = pl.select(pl.when(step.is_not_null()).then(runs)).to_series()
+    in_graphs = calls_in_graphs(tree, runs, forest.nodes).select("node", "calls")
     called = pl.concat([ranges.select("node", "calls"), in_graphs]).filter(pl.col("node") != NONE)
     calls = column_ops.Sums(len(forest.nodes))
     calls.add(*called.get_columns())

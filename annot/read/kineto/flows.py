@@ -35,6 +35,31 @@ def correlated(launches: pl.DataFrame, *activities: pl.DataFrame) -> list[pl.Dat
     return [launches, *(table.with_columns(of_launch.alias("correlation")) for table in activities)]
 
 
+def on_operation_threads(launches: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
+    """Return launches on the threads of the operations that made them.
+
+    CUPTI names a thread by its ``pthread_t``. A new thread often gets the ``pthread_t`` of a thread that has ended, and
+    Kineto then writes the thread id of the ended thread. A launch has the external id of the operation that made it,
+    and lies inside that operation. Launches without an operation follow the launch before them.
+
+    The external ids of some traces are correlation ids: those of `correlated`, and those of PyTorch releases of 2022
+    and 2023. Their launches stay on their threads.
+
+    Args:
+        launches: process, thread, start, end (ns), external and correlation, in order of start.
+        operations: process, thread, start, end (ns) and external.
+    """
+    if not (launches["external"] != launches["correlation"]).any():
+        return launches
+    keys = ["process", "external"]
+    made = operations.select(*keys, since="start", until="end", by="thread")
+    made = made.join(launches.select(keys).unique(), on=keys, how="semi").unique(keys, keep="none")
+    rows = launches.select(*keys, "thread", "start", "end").join(made, on=keys, how="left", maintain_order="left")
+    contained = (pl.col("since") <= pl.col("start")) & (pl.col("end") <= pl.col("until"))
+    thread = pl.when(contained).then("by").forward_fill().over("thread")
+    return launches.with_columns(rows.select(pl.coalesce(thread, "thread").alias("thread")))
+
+
 @dataclass(slots=True)
 class _Call:
     name: str

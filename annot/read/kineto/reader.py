@@ -26,7 +26,7 @@ from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
 from annot.read.kineto.columns import ANNOTATION, MIXED, PROCESS, Columns, InexactTimesError
-from annot.read.kineto.flows import correlated, link_backward, module_texts
+from annot.read.kineto.flows import correlated, link_backward, module_texts, on_operation_threads
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.text import counted, sentences
 
@@ -79,8 +79,8 @@ def _read(path: Path, exact: bool) -> Profile:
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
     launches, *activities = correlated(*(columns.table(name, base) for name in ("launches", "kernels", "copies")))
-    launches = _resolve_texts(_listed(launches, names), grids, names["text"])
     operations = columns.table("ranges", base)
+    launches = on_operation_threads(_resolve_texts(_listed(launches, names), grids, names["text"]), operations)
     modules = _listed(columns.table("modules", base), names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
     kernels, copies = (_listed(table, names) for table in activities)

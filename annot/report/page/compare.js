@@ -47,6 +47,8 @@ export function comparisonView(data, state) {
     h('h1', 'Comparison'),
     cards(sides),
     notesPanel('Not comparable', data.reasons),
+    notesPanel('Why B takes longer', data.causes),
+    notesPanel('Not known', data.reservations),
     notesPanel('Other differences', data.notes),
     filterForm(
       field('By', choice('by', subjects, filters.by, set('by'))),

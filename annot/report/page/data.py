@@ -10,8 +10,11 @@ import polars as pl
 import polars.selectors as cs
 
 from annot.analyze.advice import Facts, by_advice
+from annot.analyze.advice.facts import LEAST_CHANGE
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
+from annot.analyze.comparison.gate import decide
 from annot.analyze.comparison.runs import SUBJECTS
 from annot.analyze.gpu_activities import self_times_by_step
 from annot.analyze.hardware_counters import default_peaks
@@ -82,13 +85,17 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
         ValueError: the profiles cannot be compared by `by`.
     """
     comparisons: dict[str, Any] = {}
+    sides = [digest(a)], [digest(b)]
     for subject in SUBJECTS:
         try:
-            comparisons[subject] = compare([digest(a)], [digest(b)], by=subject)
+            comparisons[subject] = compare(*sides, by=subject)
         except ValueError:
             if subject == by:
                 raise
     comparison = comparisons[by]
+    decision = decide(comparisons["layer"], above=1 + LEAST_CHANGE)
+    longer = [cause.text for cause in causes_of(comparisons["layer"], decision, *sides)]
+    doubt = [f"{texts.sentence(decision.sentences[-1])}."] if longer and decision.level is None else []
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
         "kind": "compare",
@@ -97,6 +104,8 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
         "cards": texts.comparison_cards(comparison, names),
         "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
         "notes": [*map(texts.sentence, comparison.comparability.notes)],
+        "reservations": [*map(texts.sentence, comparison.comparability.reservations)],
+        "causes": [*longer, *doubt],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -10,6 +10,7 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.analyze.comparison.causes import Cause
 from annot.analyze.comparison.comparable import Comparability
 from annot.analyze.comparison.compare import Comparison
 from annot.analyze.kernel_names import short_names
@@ -34,6 +35,7 @@ from annot.report.views import find_view
 
 _SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # kernel names per line
+_CAUSES: Final = 2  # causes in an answer
 _REASONS: Final = 2  # reasons in an answer why profiles are not comparable
 
 
@@ -43,9 +45,11 @@ class ComparisonTable(Table):
 
     Args:
         comparison: the comparison.
+        causes: causes of longer times.
     """
 
     comparison: Comparison
+    causes: Sequence[Cause] = ()
 
     @property
     def is_tree(self) -> bool:
@@ -72,10 +76,10 @@ class ComparisonTable(Table):
         return self.changed(lambda rows: select(rows, pl.col(column).abs(), **how))
 
 
-def comparison_table(comparison: Comparison, a: str, b: str) -> ComparisonTable:
+def comparison_table(comparison: Comparison, a: str, b: str, causes: Sequence[Cause] = ()) -> ComparisonTable:
     """Return the table of a comparison of two profiles with the names `a` and `b`.
 
-    Its meta has names and devices of the profiles, compared time, steps, totals and comparability.
+    Its meta has names and devices of the profiles, compared time, steps, totals, comparability and causes.
     """
     comparability = comparison.comparability
     every = _folded(comparison)
@@ -94,8 +98,11 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ComparisonTable:
             "comparable": comparability.comparable,
             "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
             "notes": list(comparability.notes),
+            "reservations": list(comparability.reservations),
+            "causes": [{"kind": cause.kind, "row": cause.row, "cause": cause.text} for cause in causes],
         },
         comparison=comparison,
+        causes=causes,
     )
 
 
@@ -118,7 +125,8 @@ def print_comparison_answer(table: ComparisonTable, console: Console, *, more: s
     """Print the totals and the rows that change most, in 15 lines. `more` says how to see the rest."""
     changed, width, comparison = top(table, Options(top=HOTTEST)), console.width, table.comparison
     reasons = [f"Not comparable: {printable(reason.text)}." for reason in comparison.comparability.reasons][:_REASONS]
-    texts = [*_step_lines(comparison), _total_line(comparison), *_sides(table), *reasons]
+    why = [f"{printable(cause.sentence)}." for cause in table.causes][:_CAUSES]
+    texts = [*_step_lines(comparison), _total_line(comparison), *why, *_sides(table), *reasons]
     rows = changed.shown.height
     drawn = [_table(changed, _heading(changed), width)] if rows else []
     below = left_out(table.shown.height, len(comparison.comparability.notes), more, width)
@@ -235,9 +243,11 @@ def _totals(table: ComparisonTable) -> list[RenderableType]:
         Text(),
         *map(Text, _sides(table)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
+        *(Hanging("Not known: ", f"{printable(text)}.", "yellow") for text in comparability.reservations),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
         *map(Text, _step_lines(comparison)),
         Text(_total_line(comparison)),
+        *(Hanging("Cause: ", printable(cause.text)) for cause in table.causes),
     ]
 
 
