@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added("rm", "remove a baseline")
 
 
-def add_store_argument(parser: argparse.ArgumentParser) -> None:
+def add_store_argument(parser: argparse._ActionsContainer) -> None:
     """Add the option for the store of the baselines; None: the default."""
     parser.add_argument(
         "--store",
@@ -80,12 +80,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace, store: str) -> None:
+    from annot.analyze.comparison.comparable import comparability
     from annot.cli.progress import progress
-    from annot.runs.baselines import check, save
+    from annot.runs.baselines import check, list_baselines, read, save
 
     check(args.name, store, force=args.force, append=args.append)
     with progress():
         runs = [output.digest_of(path, args) for path in args.runs]
+    grows = args.append and args.name in list_baselines(store)
+    first, *others = [*(read(args.name, store).runs if grows else ()), *runs]
+    if others and (reasons := comparability([first], others).reasons):
+        raise AnnotError(f"the runs of a baseline must be comparable: {reasons[0].text}")
     saved = save(args.name, runs, store, force=args.force, append=args.append)
     count = "1 run" if saved.height == 1 else f"{saved.height:,} runs"
     output.say(f"baseline {args.name} in {store} has {count}")

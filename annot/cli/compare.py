@@ -1,15 +1,19 @@
-"""Compare two profiles layer by layer: speedup with its uncertainty, and changed kernels.
+"""Compare two profiles, or several of each side, layer by layer: speedup with its uncertainty, and changed kernels.
 
-A is the baseline. B is the profile to compare, from another device, version or setting. Times are per step if both
-profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the 95% confidence
-interval. Rows that became slower come first. The table shows each change once: it omits layers whose change the rows
-inside them explain. Files contain these layers with `explained` = true.
+A is the baseline. B is the side to compare, from another device, version or setting. Times are per step if all
+profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the confidence interval.
+Rows that became slower come first. The table shows each change once: it omits layers whose change the rows inside them
+explain. Files contain these layers with `explained` = true.
 Repeated layers are one row, as in `annot report`; files have a row for each. Layers that torch.compile fused in one of
 the runs are compared at the layer around them. annot prints the five rows that change most. --all prints all; --by,
 --expand, --top and --min-share print a table, too.
 
+Two runs of the same code differ. Several runs of each side show by how much: --runs compares recorded runs, --repeat
+runs two commands in turns, and --baseline compares with the runs of annot baseline save.
+
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
+It is 5 if a time is longer and more runs are needed to decide.
 
 Runs that differ in device, layers, shapes, dtypes or profiler are compared with a note. With --fail-above, the exit
 status is then 4. With --force, such runs are compared anyway.
@@ -18,34 +22,39 @@ status is then 4. With --force, such runs are compared anyway.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from annot.cli import output
+from annot.cli.sides import Side, add_side_arguments, check_sides, profiles_of, read_sides
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.compare import Comparison
-    from annot.analyze.comparison.runs import Folds
-    from annot.attribution.attribute import Attribution
+    from annot.analyze.comparison.gate import Decision
 
 _EXAMPLES = """\
 examples:
   annot compare before.sqlite after.sqlite
   annot compare eager.sqlite compiled.sqlite --by kind
   annot compare before.sqlite after.sqlite --format html -o comparison.html
-  annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
+  annot compare --runs main1.sqlite main2.sqlite main3.sqlite -- new1.sqlite new2.sqlite new3.sqlite
+  annot compare --repeat 5 --layers -- python train.py -- python train.py --compile
+  annot compare --baseline main run.sqlite --fail-above 1.05 --format json -o comparison.json
 """
-_STATUS = {"same": 0, "slower": 3, "incomparable": 4, "undecided": 5}
+_STATUS: Final = {"same": 0, "slower": 3, "incomparable": 4, "undecided": 5}
+_VERDICTS: Final = {
+    "slower": "B is slower:",
+    "undecided": "B is possibly slower:",
+    "incomparable": "A and B are not comparable:",
+}
 _TABLE_OPTIONS = ("expand", "top", "min_share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot compare`."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("a", metavar="A", help="profile of the baseline")
-    parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
+    add_side_arguments(parser)
     parser.add_argument(
         "--by",
         metavar="ROW",
@@ -54,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="print all rows that changed, and the notes")
     output.add_row_arguments(
-        parser, last="B", top="whose time changes most, the largest change first", total="the time of the longer run"
+        parser, last="RUN", top="whose time changes most, the largest change first", total="the time of the longer run"
     )
     output.add_step_arguments(parser)
     output.add_output_arguments(parser, "html")
@@ -64,7 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=output.number_type("above 0", lambda factor: factor > 0),
         metavar="F",
         help="exit with 3 if a step or a row takes more than F times as long in B, or new rows take more than F times "
-        "as long as removed rows; exit with 4 if A and B are not comparable, except with --force",
+        "as long as removed rows; with 4 if A and B are not comparable, except with --force; with 5 if more runs are "
+        "needed to decide",
+    )
+    ci.add_argument(
+        "--level",
+        type=output.number_type("between 0 and 1", lambda level: 0 < level < 1),
+        default=0.01,
+        metavar="P",
+        help="probability that equal runs are called slower, and error level of the intervals; default: 0.01",
     )
     ci.add_argument(
         "--least-share",
@@ -78,68 +95,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.comparison.compare import compare
-    from annot.analyze.comparison.digest import digest
+    from annot.analyze.comparison.gate import decide
     from annot.cli.progress import progress
-    from annot.report.table import Options, process
-    from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
 
     output.settle_format(args)
     is_answer = not args.all and not output.given(args, "by", *_TABLE_OPTIONS)
     args.by = args.by or "layer"
+    _check(args)
+    with progress():
+        if args.format == "html":
+            a, b = _write_page(args)
+        else:
+            a, b = read_sides(args, fold=args.by == "layer" and args.format == "table")
+    if a.problem and b.problem:
+        raise AnnotError(b.problem)
+    try:
+        folds = (a.folds, b.folds) if a.folds or b.folds else None
+        comparison = compare(a.runs, b.runs, by=args.by, folds=folds, level=args.level)
+    except ValueError as error:
+        raise AnnotError(str(error)) from None
+    decision = None
+    if args.fail_above is not None:
+        limits = {"above": args.fail_above, "level": args.level, "least_share": args.least_share}
+        decision = decide(comparison, **limits, force=args.force)
+    if args.format != "html":
+        _deliver(comparison, a, b, args, is_answer=is_answer)
+    return 0 if decision is None else _status(decision)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise `UsageError` or `AnnotError` for arguments that cannot be combined."""
+    check_sides(args)
     problem = output.row_problem(args, "rows", *_TABLE_OPTIONS)
     if problem is None and args.expand is not None and args.by != "layer":
         problem = f"--expand cannot be combined with --by {args.by}: it shows layers"
+    several = output.given(args, "runs", "repeat", "baseline")
+    if problem is None and args.format == "html" and several:
+        problem = f"--format html shows two profiles, A and B: it cannot be combined with {several}"
     if problem is not None:
         raise output.UsageError(problem)
-    output.check_output(args, args.a, args.b)
-    with progress():
-        sides = [output.opened(path, args).attribution for path in (args.a, args.b)]
+    output.check_output(args, *profiles_of(args))
+
+
+def _deliver(comparison: Comparison, a: Side, b: Side, args: argparse.Namespace, *, is_answer: bool) -> None:
+    from annot.report.table import Options, process
+    from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
+
+    options = Options(min_share=(args.min_share or 0) / 100, top=args.top)
+    report = process(comparison_table(comparison, a.name, b.name), options)
+    table = partial(print_comparison, report, full_names=args.full_names)
+    page = "; page: --format html -o page.html" if len(a.sources) == len(b.sources) == 1 else ""
+    answer = partial(print_comparison_answer, report, more=f"--all{page}")
+    output.deliver(report, answer if is_answer else table, args)
+
+
+def _write_page(args: argparse.Namespace) -> tuple[Side, Side]:
+    """Write the page of two profiles, and return them."""
+    from annot.analyze.comparison.digest import digest
+    from annot.report.page.data import comparison_data
+    from annot.report.page.render import as_page
+
+    names = profiles_of(args)
+    profiles = [output.opened(path, args).attribution for path in names]
     try:
-        folds = _folds(sides, args.expand or ()) if args.by == "layer" and args.format == "table" else None
-        comparison = compare([digest(sides[0])], [digest(sides[1])], by=args.by, folds=folds)
+        data = comparison_data(profiles[0], profiles[1], (names[0], names[1]), args.by)
     except ValueError as error:
         raise AnnotError(str(error)) from None
-    if args.format == "html":
-        from annot.report.page.data import comparison_data
-        from annot.report.page.render import as_page
-
-        data = comparison_data(sides[0], sides[1], (args.a, args.b), args.by)
-        output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)
-    else:
-        options = Options(min_share=(args.min_share or 0) / 100, top=args.top)
-        report = process(comparison_table(comparison, args.a, args.b), options)
-        table = partial(print_comparison, report, full_names=args.full_names)
-        answer = partial(print_comparison_answer, report, more="--all; page: --format html -o page.html")
-        output.deliver(report, answer if is_answer else table, args)
-    return 0 if args.fail_above is None else _gate(comparison, args)
+    output.show_page(as_page(data, f"{names[0]} → {names[1]} · annot"), args)
+    a, b = (Side(name=name, sources=[name], runs=[digest(each)]) for name, each in zip(names, profiles, strict=True))
+    return a, b
 
 
-def _gate(comparison: Comparison, args: argparse.Namespace) -> int:
+def _status(decision: Decision) -> int:
     """Return the exit status of --fail-above, and say why it is not 0."""
-    from annot.analyze.comparison.gate import decide
-
-    decision = decide(comparison, above=args.fail_above, least_share=args.least_share, force=args.force)
-    if decision.status == "incomparable":
-        output.say(f"{args.a} and {args.b} are not comparable:")
-    elif decision.status != "same":
-        output.say(f"B is {decision.status if decision.status == 'slower' else 'possibly slower'}:")
+    if decision.status != "same":
+        output.say(_VERDICTS[decision.status])
     for sentence in decision.sentences:
         output.say(f"  {sentence}")
     return _STATUS[decision.status]
-
-
-def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
-    """Return the folds of each profile; a path of `expand` is in one of them at least."""
-    from annot.report.tree import folds_of
-
-    folds: list[Folds] = []
-    wrong: list[ValueError] = []
-    for side in sides:
-        try:
-            folds.append(folds_of(side, expand))
-        except ValueError as error:
-            wrong.append(error)
-            folds.append(folds_of(side))
-    if len(wrong) == len(sides):
-        raise wrong[0]
-    return folds[0], folds[1]

@@ -53,6 +53,7 @@ exit status:
   2    wrong usage
   3    annot compare --fail-above: slower
   4    annot compare --fail-above: not comparable
+  5    annot compare --fail-above: more runs are needed to decide
   130  Ctrl-C
   annot run returns the exit status of its command.
 
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program name; None: the arguments of this process.
 
     Returns:
-        Exit status: 0: success; 1: error, with one line on standard error; 2: wrong usage; 3, 4: see
+        Exit status: 0: success; 1: error, with one line on standard error; 2: wrong usage; 3, 4, 5: see
         `annot compare --fail-above`; 130: Ctrl-C. `annot run` returns the status of its command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
@@ -138,10 +139,22 @@ def with_command(words: list[str]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose errors suggest the nearest name for a misspelt command, value or option."""
+    """Parser whose errors suggest the nearest name for a misspelt command, value or option.
+
+    A parser with the default `words_after` keeps the words behind the first ``--`` there, and those between options in
+    `profiles`.
+    """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = super().parse_known_args(args, namespace)
+        before, after = args, None
+        if "words_after" in self._defaults and "--" in args:
+            place = args.index("--")
+            before, after = args[:place], args[place + 1 :]
+        parsed, unknown = super().parse_known_args(before, namespace)
+        if "words_after" in self._defaults:
+            parsed.words_after = after
+            parsed.profiles += [word for word in unknown if not word.startswith("-")]
+            unknown = [word for word in unknown if word.startswith("-")]
         if unknown:  # report it here: the parser of the program lacks the options of its commands
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class LoggedRun:
         output = ["-o", os.path.abspath(self.profile)]
         words = [sys.executable, "-P", "-m", "annot", "run", *options, *output, "--", *self.command]
         environ = {**os.environ, **self.environment}
+        _restore_interrupts()
         with self.log.open("wb") as file:
             # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
             child = subprocess.Popen(
@@ -109,6 +111,13 @@ def terminable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _restore_interrupts() -> None:
+    """Let Ctrl-C interrupt a wait: polars installs a handler with which the kernel continues system calls after it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -117,6 +117,7 @@ def test_commands_are_checked_before_the_first_run(tmp_path: Path, monkeypatch: 
 
 DRIVER = """
 import sys
+import polars  # replaces the handler of SIGINT
 from pathlib import Path
 from annot.collect.alternate import Command, alternate
 from annot.collect.logged_run import terminable
