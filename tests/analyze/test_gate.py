@@ -22,8 +22,8 @@ def _compared(seed: int, counts: tuple[int, int], slower: float = 0.0, **noise: 
     return compare(a, b)
 
 
-def _decision(*run: Any, above: float = 1.05, **noise: Any) -> Decision:
-    return decide(_compared(*run, **noise), above=above)
+def _decision(*run: Any, **noise: Any) -> Decision:
+    return decide(_compared(*run, **noise), above=1.05)
 
 
 @pytest.mark.slow
@@ -46,12 +46,13 @@ def test_a_layer_that_is_slower_by_a_tenth_comes_first(noise: dict[str, Any]) ->
 
 def test_the_slower_layer_is_named() -> None:
     """The innermost layer is, not the net around it; a growth that is allowed is none."""
-    for above, layers in ((1.05, ["net.5"]), (1.5, [])):
-        decision = _decision(1, (4, 4), 0.3, layer=5, layers=12, steps=10, above=above)
-        assert decision.rows["layer"].to_list() == layers
-        assert decision.level == 0.01
-    decision = _decision(1, (4, 4), 0.3, layer=5, layers=12, steps=10)
+    comparison = _compared(1, (4, 4), 0.3, layer=5, layers=12, steps=10)
+    allowed, decision = (decide(comparison, above=above) for above in (1.5, 1.05))
+    assert [allowed.status, allowed.rows.height, allowed.level] == ["same", 0, 0.01]
+    assert [decision.status, decision.rows["layer"].to_list()] == ["slower", ["net.5"]]
     assert decision.sentences[0].startswith("net.5 forward takes 1.")
+    assert "at most 1%" in decision.sentences[-1]
+    assert "4 and 4 runs are too few for exact intervals" in decision.sentences[-1]
     row = decision.rows.row(0, named=True)
     assert row["factor_low"] < row["factor"] < row["factor_high"]
     assert row["factor"] == pytest.approx(1.3, rel=0.1)
@@ -121,5 +122,6 @@ def test_on_a_busy_machine_fast_steps_are_compared() -> None:
 
     comparison = compare([busy(0) for _ in range(5)], [busy(0.3) for _ in range(5)])
     assert any("fast steps" in note for note in comparison.notes)
+    assert "too few" not in decide(comparison, above=1.05).sentences[-1]
     assert decide(comparison, above=1.05).rows["layer"].to_list() == ["net.5"]
     assert not any("fast steps" in note for note in _compared(6, (3, 3), layers=12).notes)

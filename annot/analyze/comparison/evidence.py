@@ -74,6 +74,11 @@ class Evidence:
         exact = shift_interval(range(self.sizes[0]), range(self.sizes[1]), self.level)
         return exact[2] if exact else self.level if self.freedom else None
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether intervals hold for samples of any distribution."""
+        return shift_interval(range(self.sizes[0]), range(self.sizes[1]), self.level) is not None
+
     def shift(self, samples: Times) -> Shift | None:
         """Return the change of a time, tested as measured; None: it is 0 on a side."""
         if min(samples) <= 0:

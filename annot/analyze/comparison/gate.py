@@ -96,7 +96,7 @@ def decide(
         rows, totals = gate.doubtful_rows(), gate.totals(_DOUBTFUL * level if between_runs else None)
         status = "undecided" if rows or totals else "same"
         sentences = [*_shortened(rows), *totals]
-    sentences.append(gate.noise())
+    sentences += [gate.noise(), "" if between_runs and status == "same" else gate.error()]
     return Decision(
         status,
         gate.table(places),
@@ -178,10 +178,21 @@ class _Gate:
         totals = {"a step": self.comparison.step_time, whole: self.comparison.whole}
         return {name: change for name, numbers in totals.items() if (change := _change_of(numbers)) is not None}
 
+    def error(self) -> str:
+        """A sentence about the error level of the decision."""
+        evidence = self.comparison.evidence
+        if not evidence.between_runs:
+            return _ONE_PAIR
+        text = f"of comparisons of equal runs, at most {100 * self.level:.2g}% end as slower"
+        if evidence.is_exact:
+            return text
+        a, b = self.comparison.runs
+        return f"{text}, if times are log-normal: {a} and {b} runs are too few for exact intervals at this level"
+
     def noise(self) -> str:
         """A sentence about what the runs cannot show; empty: they show a growth by the allowed factor."""
         if not self.comparison.evidence.between_runs:
-            return _ONE_PAIR
+            return ""
         for name, change in self._total_changes().items():
             if change.low and change.high and (visible := math.sqrt(change.high / change.low)) > max(self.above, 1):
                 return f"the runs differ so much that {name} is slower only if it takes {visible:.2f} times as long"
