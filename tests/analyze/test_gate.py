@@ -77,6 +77,28 @@ def test_one_pair_is_undecided_about_a_change_of_all_layers() -> None:
     assert (decision.status, decision.step_slower, decision.rows["layer"].to_list()) == ("slower", True, ["net"])
 
 
+def test_most_of_a_change_must_be_that_of_the_layer() -> None:
+    """All layers take 30 % longer, one 6 % more: the step is slower, the layer by itself is not; at 40 % more it is."""
+    for slower, layers in ((0.06, set()), (0.4, {"net.5"})):
+        random = np.random.default_rng(8)
+        a = [simulated(random, layers=12, machine=0.01) for _ in range(5)]
+        b = [simulated(random, slower=slower, layer=5, layers=12, machine=0.01) for _ in range(5)]
+        decision = decide(compare(a, [_times_of(run, 1.3) for run in b]), above=1.05)
+        assert decision.step_slower
+        assert set(decision.rows["layer"]) - {"net"} == layers
+
+
+def test_in_one_pair_a_layer_stands_out_from_the_changes_of_others() -> None:
+    """A layer that takes 30 % longer does beside layers that take as long, not beside others with as large changes."""
+    random = np.random.default_rng(9)
+    run, other = (simulated(random, slower=slower, layer=5, layers=12, machine=0) for slower in (0, 0.3))
+    assert decide(compare([run], [other]), above=1.05).rows["layer"].to_list() == ["net.5"]
+    factor = 1 + pl.col("node") % 4 / 10
+    apart = replace(other, times=other.times.with_columns((pl.col("host_ns", "gpu_ns") * factor).cast(pl.Int64)))
+    decision = decide(compare([run], [apart]), above=1.05)
+    assert (decision.status, decision.rows.height) == ("undecided", 0)
+
+
 def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:
     """One step takes many times as long in one layer."""
     is_hiccup = (pl.col("step") == 3) & (pl.col("node") == node)
