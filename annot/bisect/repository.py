@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from annot.errors import AnnotError
+from annot.report.units import printable
 
 _FIELDS: Final = "%H%x00%P%x00%an <%ae>%x00%aI%x00%s"
 
@@ -41,6 +42,11 @@ class Commit:
     def short(self) -> str:
         """First 12 digits of the hash."""
         return self.hash[:12]
+
+    @property
+    def title(self) -> str:
+        """Short hash and subject."""
+        return f"{self.short} ({printable(self.subject)})"
 
 
 def run_git(folder: Path, *words: str) -> str:

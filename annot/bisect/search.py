@@ -193,8 +193,7 @@ class Search:
 
 
 def _line(trial: Trial) -> str:
-    result = trial.reason if trial.result == "skipped" else f"like {trial.result}"
     factor = "" if trial.factor is None else f", {trial.factor:.3f} times the time of good"
-    pairs = f" after {len(trial.differences)} pairs of runs" if trial.result != "skipped" else ""
-    skipped = "skipped: " if trial.result == "skipped" else ""
-    return f"{trial.commit.short} ({trial.commit.subject}): {skipped}{result}{pairs}{factor}"
+    if trial.result == "skipped":
+        return f"{trial.commit.title}: skipped: {trial.reason}{factor}"
+    return f"{trial.commit.title}: like {trial.result} after {len(trial.differences)} pairs of runs{factor}"

@@ -9,6 +9,8 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Final
 
+import polars as pl
+
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision, decide
@@ -24,6 +26,8 @@ _COLUMNS: Final = ("speedup", "relative_speedup")
 """Columns of a comparison that a target may use: the time, and the time relative to the other rows of the run."""
 _SHARE: Final = "share"
 """Column for a new layer: everything takes so many times as long as without it."""
+_REPLACED: Final = 0.1
+"""A new layer replaces others if those that are gone took this part of its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +113,15 @@ class Contrast:
     def target(self) -> Target | None:
         """Return the row that lost most time according to the gate; None: no row and no step is slower.
 
-        A new layer is a target if it replaces no other layer. Else its time counts to the layer around it, or to the
+        A new layer is a target if it replaces no other layers. Else its time counts to the layer around it, or to the
         step.
         """
         if self.decision.status != "slower":
             return None
-        is_replaced = (self.comparison.rows["only_in"] == "a").any()
-        for *key, only_in in self.decision.rows.select(*KEY, "only_in").iter_rows():
-            layer, module, phase = key
-            if only_in == "b" and not is_replaced and (target := self._target((layer, module, phase), (_SHARE,))):
+        gone_ns = self.comparison.rows.filter(only_in="a")["a_ns"].sum()
+        for layer, module, phase, a_ns, b_ns in self.decision.rows.select(*KEY, "a_ns", "b_ns").iter_rows():
+            is_new = a_ns is None and gone_ns < _REPLACED * b_ns
+            if is_new and (target := self._target((layer, module, phase), (_SHARE,))):
                 return target
             around = ((outer, "", phase) for outer in layer_path.above(layer))
             for row in ((layer, module, phase), *around):
@@ -159,19 +163,25 @@ def _change(pair: Pair, key: Key | None, column: str) -> float | None:
     Commits may give a layer another class. The class counts where a path has several.
     """
     comparison = _compared(*pair)
+    if column == _SHARE and key is not None:
+        a, b = (_growth(run, key, comparison.time) for run in pair)
+        return b - a
     rows = [comparison.step_time or comparison.whole]
     if key is not None:
         of_path = comparison.rows.filter(layer=key[0], phase=key[2])
-        rows = (of_path if of_path.height <= 1 else of_path.filter(module=key[1])).to_dicts()
-    if column == _SHARE:
-        b, a = (_growth(comparison.whole[side], sum(row[side] or 0.0 for row in rows)) for side in ("b_ns", "a_ns"))
-        return b - a
+        rows = (of_path if of_path.height == 1 else of_path.filter(module=key[1])).to_dicts()
     return -math.log(rows[0][column]) if len(rows) == 1 and rows[0][column] else None
 
 
-def _growth(whole: float | None, part: float) -> float:
-    """Return the logarithm of the time of everything over that without a part of it."""
-    return math.log(whole / (whole - part)) if whole and whole > part else 0.0
+def _growth(run: Digest, key: Key, time: str) -> float:
+    """Return the logarithm of the time of everything over that without a layer; the median of steps."""
+    inside = set[int]()
+    for node, (parent, layer, phase) in enumerate(run.nodes.select("parent", "layer", "phase").iter_rows()):
+        if parent in inside or (layer, phase) == (key[0], key[2]):
+            inside.add(node)
+    whole, part = pl.col(time).sum(), pl.col(time).filter(pl.col("node").is_in(sorted(inside))).sum()
+    shares = run.times.group_by("step").agg((part / whole).alias("share"))["share"]
+    return -math.log1p(-min(float(shares.median() or 0.0), 0.999))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,6 @@ from annot.cli.output import UsageError, number_type, say, whole_number
 if TYPE_CHECKING:
     from annot.analyze.comparison.causes import Cause
     from annot.bisect.pairs import Program
-    from annot.bisect.repository import Commit
     from annot.bisect.search import Answer, Question
     from annot.bisect.target import Target
 
@@ -145,19 +144,24 @@ def _key(question: Question, program: Program, prefix: Path) -> str:
 
 
 def _as_text(answer: Answer, question: Question, runs: int) -> list[str]:
+    from annot.report.units import printable
+
     if answer.target is None:
+        count, what = len(answer.before.pairs), "" if question.layer is None else f"in {question.layer} "
+        good, bad = question.good.short, question.bad.short
         return [
-            f"{question.bad.short} is not slower than {question.good.short}: {len(answer.before.pairs)} pairs",
-            *answer.before.decision.sentences,
+            f"{bad} is not slower {what}than {good}: {count} pairs of runs do not separate them",
+            f"a smaller change needs more runs: --repeat {2 * count}; --help says how COMMAND runs code of the commits",
         ]
     if len(answer.suspects) > 1:
         skipped = {trial.commit.hash: trial.reason for trial in answer.trials if trial.reason}
-        reasons = (f"  {_named(commit)}: {skipped.get(commit.hash, 'slow')}" for commit in answer.suspects)
+        reasons = (f"  {commit.title}: {skipped.get(commit.hash, 'slow')}" for commit in answer.suspects)
         return ["the first slow commit is one of these, because commits were skipped:", *reasons]
     commit, parent, change = answer.suspects[0], answer.parent, answer.change
     assert parent is not None
     assert change is not None
-    lines = [f"first slow commit: {commit.hash}", f"  {commit.subject}", f"  {commit.author}, {commit.date[:10]}"]
+    facts = printable(commit.subject), f"{printable(commit.author)}, {commit.date[:10]}"
+    lines = [f"first slow commit: {commit.hash}", *(f"  {fact}" for fact in facts)]
     if answer.change_target is None:
         lines.append(f"  not confirmed: {len(change.pairs)} pairs of runs with {parent.short} do not separate them")
     else:
@@ -209,7 +213,3 @@ def _causes(answer: Answer) -> Sequence[Cause]:
     a, b = zip(*change.pairs, strict=True)
     rows = [] if target.key is None else [target.key]
     return causes(a, b, rows, time=change.comparison.time, step=target.key is None)
-
-
-def _named(commit: Commit) -> str:
-    return f"{commit.short} ({commit.subject})"

@@ -216,7 +216,7 @@ def _refused(path: str) -> Iterator[None]:
 
 def _origin(run: Digest) -> pl.DataFrame:
     """Return the row of a run with the columns `ORIGIN`."""
-    commit, dirty = _commit()
+    commit, dirty = current_commit()
     step = run.steps["step_ns"].median()
     values: dict[str, Any] = {
         "source": str(run.meta.get("source") or ""),
@@ -234,7 +234,7 @@ def _origin(run: Digest) -> pl.DataFrame:
     return pl.DataFrame([values], schema=dict(ORIGIN))
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def current_commit() -> tuple[str | None, bool | None]:
     """Return the commit of the working directory, and whether tracked files differ from it; None outside Git."""
     commit = _git("rev-parse", "--verify", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no") if commit else None

@@ -3,7 +3,7 @@
 Two commits before and two after the slow one do not run. A line per history says what was found, with the number of
 runs and the time. The second table has error rates of decisions, by simulation, for noise of several kinds.
 
-    PYTHONPATH=tests/support python tests/bench/bench_bisect.py [histories]
+    PYTHONPATH=tests/support python tests/bench/bench_bisect.py [numbers of histories]
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def main() -> int:
     for noise in NOISES:
         for spread in (0.2, 0.4, 0.6):
             print(f"{noise}, standard deviation of a pair {spread:.0%} of the change: {rates(noise, spread)}")
-    histories = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    right = sum(map(search, range(histories)))
-    print(f"{right} of {histories} right")
-    return 0 if right == histories else 1
+    numbers = [int(word) for word in sys.argv[1:]] or range(10)
+    right = sum(map(search, numbers))
+    print(f"{right} of {len(numbers)} right")
+    return 0 if right == len(numbers) else 1
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def _copy_of_sources(folder: Path) -> Path:
     """What git tracks of the checkout, so that nothing that lies about in it gets into the distribution."""
     tracked = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     for name in filter(None, tracked):
-        if name.startswith(("annot/", "pyproject", "README", "LICENSE")) and (ROOT / name).is_file():
+        if name.startswith(("annot/", "pytest_annot", "pyproject", "README", "LICENSE")) and (ROOT / name).is_file():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
@@ -86,7 +86,7 @@ def test_wheel_is_for_every_python_from_3_11(built: Path) -> None:
     assert {f"annot/native/_{part}.abi3.so" for part in ("emit", "recorder", "tables", "tf_ops")} <= names
     assert {"annot/native/_emit.pyi", "annot/native/_tables.pyi"} <= names
     assert {"annot/py.typed", "annot/guide/tags.md", "annot/report/page/page.html"} <= names
-    assert not [name for name in names if not name.startswith(("annot/", "annot-"))]
+    assert [name for name in names if not name.startswith(("annot/", "annot-"))] == ["pytest_annot.py"]
     licences = {name.partition("/licenses/")[2] for name in names} - {""}
     assert licences == {"LICENSE", "annot/native/LICENSE.NVTX.txt"} == set(meta.get_all("License-File", []))
     assert set(meta.get_all("Provides-Extra", [])) >= {"torch", "tf", "analysis", "ncu", "dask", "all"}

@@ -92,12 +92,14 @@ def comparison_table(comparison: Comparison, a: str, b: str, causes: Sequence[Ca
             "b": b,
             "devices": comparison.devices,
             "time": comparison.time,
+            "runs": comparison.runs,
             "steps": comparison.steps,
+            "level": comparison.level,
             "whole": comparison.whole,
             "step_time": comparison.step_time,
             "comparable": comparability.comparable,
             "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
-            "notes": list(comparability.notes),
+            "notes": list(comparison.notes),
             "reservations": list(comparability.reservations),
             "causes": [{"kind": cause.kind, "row": cause.row, "cause": cause.text} for cause in causes],
         },
@@ -126,10 +128,10 @@ def print_comparison_answer(table: ComparisonTable, console: Console, *, more: s
     changed, width, comparison = top(table, Options(top=HOTTEST)), console.width, table.comparison
     reasons = [f"Not comparable: {printable(reason.text)}." for reason in comparison.comparability.reasons][:_REASONS]
     why = [f"{printable(cause.sentence)}." for cause in table.causes][:_CAUSES]
-    texts = [*_step_lines(comparison), _total_line(comparison), *why, *_sides(table), *reasons]
+    texts = [*totals_of(comparison), *why, *sides_of(table), *reasons]
     rows = changed.shown.height
     drawn = [_table(changed, _heading(changed), width)] if rows else []
-    below = left_out(table.shown.height, len(comparison.comparability.notes), more, width)
+    below = left_out(table.shown.height, len(comparison.notes), more, width)
     print_blocks(console, [[one_line(Text(text), width) for text in texts], drawn, below], rows)
 
 
@@ -154,7 +156,7 @@ def _table(table: ComparisonTable, title: str, width: int, *, full_names: bool =
         "b_ns": lambda row: _time(row["b_ns"], unit.show),
         "difference_ns": lambda row: _time(row["difference_ns"], unit.show),
         "speedup": _speedup,
-        "uncertainty": _uncertainty,
+        "uncertainty": uncertainty,
         "share": lambda row: f"{100 * row['share']:.1f}%",
     }
     always = {"a_ns": 0, "b_ns": 0} if table.comparison.by in ("phase", "kind") else {}  # short names leave room
@@ -205,8 +207,8 @@ def _speedup(row: dict[str, Any]) -> str:
     return f"{row['speedup']:.3f}"
 
 
-def _uncertainty(row: dict[str, Any]) -> str:
-    """Half the width of the confidence interval. The interval is nearly symmetric: it comes from a logarithm."""
+def uncertainty(row: Mapping[str, Any]) -> str:
+    """Return half the width of the confidence interval. The interval is nearly symmetric: it comes from a logarithm."""
     low, high = row["speedup_low"], row["speedup_high"]
     if low is None or high is None:
         return ""
@@ -241,31 +243,31 @@ def _totals(table: ComparisonTable) -> list[RenderableType]:
     comparability = comparison.comparability
     return [
         Text(),
-        *map(Text, _sides(table)),
+        *map(Text, sides_of(table)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
         *(Hanging("Not known: ", f"{printable(text)}.", "yellow") for text in comparability.reservations),
-        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
-        *map(Text, _step_lines(comparison)),
-        Text(_total_line(comparison)),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparison.notes),
         *(Hanging("Cause: ", printable(cause.text)) for cause in table.causes),
+        *map(Text, totals_of(comparison)),
     ]
 
 
-def _sides(table: ComparisonTable) -> list[str]:
-    """The profiles with their devices, a line each."""
+def sides_of(table: ComparisonTable) -> list[str]:
+    """Return the profiles with their devices, a line each."""
     sides = zip("AB", (table.meta["a"], table.meta["b"]), table.comparison.devices, strict=True)
     return [f"{side}: {printable(path)}{device and f' ({printable(device)})'}" for side, path, device in sides]
 
 
-def _step_lines(comparison: Comparison) -> list[str]:
+def totals_of(comparison: Comparison) -> list[str]:
+    """Return the changes of the step time, if it is known, and of the total, a line each."""
+    counts = [f"{comparison.steps[0]:,} and {comparison.steps[1]:,} steps"] if comparison.steps else []
+    if max(comparison.runs) > 1:
+        counts.insert(0, f"{comparison.runs[0]:,} and {comparison.runs[1]:,} runs")
+    covered = f" ({', '.join(counts)})" if counts else ""
+    total = f"Total: {_change(comparison.whole, comparison.comparability)}{covered}"
     if comparison.step_time is None:
-        return []
-    return [f"Step (wall clock): {_change(comparison.step_time, comparison.comparability)}"]
-
-
-def _total_line(comparison: Comparison) -> str:
-    steps = "" if comparison.steps is None else f" ({comparison.steps[0]:,} and {comparison.steps[1]:,} steps)"
-    return f"Total: {_change(comparison.whole, comparison.comparability)}{steps}"
+        return [total]
+    return [f"Step (wall clock): {_change(comparison.step_time, comparison.comparability)}", total]
 
 
 def _change(numbers: dict[str, Any], comparability: Comparability) -> str:
@@ -274,5 +276,5 @@ def _change(numbers: dict[str, Any], comparability: Comparability) -> str:
         return f"{a} → {b}, the runs are not comparable"
     if numbers["speedup"] is None:
         return f"{a} → {b}, speedup unknown"
-    uncertainty = _uncertainty(numbers)
-    return f"{a} → {b}, speedup {numbers['speedup']:.3f}" + (f" ± {uncertainty}" if uncertainty else "")
+    half = uncertainty(numbers)
+    return f"{a} → {b}, speedup {numbers['speedup']:.3f}" + (f" ± {half}" if half else "")

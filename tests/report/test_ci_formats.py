@@ -1,0 +1,173 @@
+"""Comparisons as Markdown and JUnit XML: what readers see, and names that attack them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from planted_changes import Planted
+
+from annot import load
+from annot.analyze.comparison.causes import causes
+from annot.analyze.comparison.compare import compare
+from annot.analyze.comparison.digest import digest
+from annot.analyze.comparison.gate import Decision, decide
+from annot.attribution.nesting import KEY
+from annot.report.export.junit import as_junit
+from annot.report.export.markdown import as_markdown, code, prose
+from annot.report.table import Options, process
+from annot.report.terminal.compare import ComparisonTable, comparison_table
+
+DATA = Path(__file__).parents[1] / "data"
+GITHUB: Final = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+HOSTILE = st.text(st.sampled_from("ab0|\\`*_~<>&[]()!#@:/.-+=$ \n\t\x00\x1b\u202eé"), max_size=20)
+SCHEMA: Final[Mapping[str, tuple[set[str], set[str]]]] = {
+    "testsuites": (set(), {"testsuite"}),
+    "testsuite": ({"name", "tests", "failures", "errors", "skipped"}, {"properties", "testcase"}),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": ({"name", "classname", "time"}, {"failure", "error", "skipped"}),
+    "failure": ({"message", "type"}, set()),
+    "error": ({"message", "type"}, set()),
+    "skipped": ({"message", "type"}, set()),
+}
+"""Attributes and children that the schemas of Jenkins and GitLab allow, of those that annot writes."""
+
+
+@functools.cache
+def compared(factor: float) -> tuple[ComparisonTable, Decision]:
+    """Return a comparison of runs of a training, in the second side of which one layer takes longer by a factor."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transformer.sqlite"
+        path.write_bytes(gzip.decompress((DATA / "transformer.sqlite.gz").read_bytes()))
+        before = Planted(load(path))
+    after = before.stretched(before.calls_of("head", "forward"), factor)
+
+    def scaled(program: Planted, scale: float) -> Planted:
+        return program.moved(lambda times: (times * scale).round().cast(pl.Int64))
+
+    a = [digest(scaled(before, scale).attribution) for scale in (1, 1.004, 0.998)]
+    b = [digest(scaled(after, scale).attribution) for scale in (1.002, 0.997, 1.005)]
+    comparison = compare(a, b)
+    decision = decide(comparison, above=1.05)
+    rows = decision.rows.select(KEY).rows()
+    why = causes(a, b, rows, time=comparison.time, step=decision.step_slower)
+    return process(comparison_table(comparison, "main", "branch", why), Options()), decision
+
+
+def markdown(factor: float) -> str:
+    return "".join(as_markdown(*compared(factor)))
+
+
+def junit(factor: float) -> ElementTree.Element:
+    return ElementTree.fromstring(as_junit(*compared(factor)))
+
+
+def test_verdict_is_the_first_line_of_markdown() -> None:
+    text = markdown(1.5)
+    assert text.startswith("**❌ Slower** – head forward takes 1.50")
+    assert "the same work takes longer here" in text
+    first_table, _, details = text.partition("<details>")
+    assert first_table.count("\n| ") == 6
+    assert first_table.index("| `head` | `Linear` | `forward` | ") < first_table.index("`backward`")
+    assert "- A: main\n- B: branch\n" in details
+    assert text.count("| `head` | `Linear` | `forward` |") == 1
+
+
+def test_equal_runs_are_not_slower() -> None:
+    assert markdown(1.0).startswith("**✅ Not slower** – Step (wall clock): ")
+    suite = junit(1.0)[0]
+    assert {suite.get(kind) for kind in ("failures", "errors", "skipped")} == {"0"}
+
+
+def test_comparison_without_a_limit_has_no_verdict() -> None:
+    text = "".join(as_markdown(compared(1.5)[0], None))
+    assert text.startswith("**Comparison** – Step (wall clock): ")
+
+
+def test_tables_are_tables() -> None:
+    """GitHub's renderer makes rows of them, with a cell for each column."""
+    html = GITHUB.render(markdown(1.5))
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
+    assert {row.count("<t") for row in rows} == {9}
+    assert "<td><code>head</code></td>" in html
+
+
+@settings(deadline=None)
+@given(HOSTILE)
+def test_name_is_code_in_one_cell(name: str) -> None:
+    html = GITHUB.render(f"| a | b |\n|---|---|\n| {code(name)} | x |\n")
+    body = html.partition("<tbody>")[2]
+    assert re.fullmatch(
+        r"\s*<tr>\s*<td>(<code>[^<]*</code>)?</td>\s*<td>x</td>\s*</tr>\s*</tbody>\s*</table>\s*", body
+    ), html
+
+
+@settings(deadline=None)
+@given(HOSTILE)
+def test_sentence_is_plain_text(sentence: str) -> None:
+    """Nothing in it is markup, and no mention, reference or address remains for GitHub to link."""
+    text = prose(sentence)
+    html = GITHUB.render(f"- {text}\n")
+    assert re.fullmatch(r"<ul>\n<li>[^<]*</li>\n</ul>\n", html), html
+    assert re.search(r"[@#]\w|://|www\.", text) is None
+
+
+def test_slower_row_is_a_failure() -> None:
+    suite = junit(1.5)[0]
+    failed = {case.get("name"): case for case in suite.iter("testcase") if case.find("failure") is not None}
+    assert [*failed] == ["head Linear forward"]
+    failure = failed["head Linear forward"].find("failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("takes 1.50")
+    assert "the same work takes longer" in str(failure.text)
+    assert suite.get("failures") == "1"
+    names = {case.get("name") for case in suite.iter("testcase")}
+    assert {"runs", "step", "decoder.5 DecoderLayer backward"} <= names
+    assert not [name for name in names if "feed_forward.0 Linear forward" in str(name)]  # below 1 % of the time
+
+
+def test_slower_step_is_a_failure() -> None:
+    table, decision = compared(1.0)
+    slower = replace(decision, status="slower", step_slower=True)
+    root = ElementTree.fromstring(as_junit(table, slower))
+    assert [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None] == ["step"]
+
+
+@pytest.mark.parametrize(("status", "element"), [("incomparable", "error"), ("undecided", "skipped")])
+def test_runs_that_cannot_be_judged(status: str, element: str) -> None:
+    table, decision = compared(1.0)
+    other = replace(decision, status=status, sentences=("the devices differ: A100 and H100",))  # type: ignore[arg-type]
+    suite = ElementTree.fromstring(as_junit(table, other))[0]
+    (result,) = suite.iter(element)
+    assert "the devices differ: A100 and H100" in str(result.get("message"))
+    assert len(suite.findall("testcase")) == 1 or status == "undecided"
+    text = "".join(as_markdown(table, other))
+    assert text.splitlines()[0].endswith("the devices differ: A100 and H100")
+
+
+@settings(deadline=None)
+@given(HOSTILE)
+def test_names_cannot_break_the_document(name: str) -> None:
+    table, decision = compared(1.5)
+    rows = table.comparison.rows.with_columns(layer=pl.lit(name + "\ufffe\x0b"))
+    hostile = replace(table, comparison=replace(table.comparison, rows=rows))
+    root = ElementTree.fromstring(as_junit(hostile, decision))
+    for element in root.iter():
+        attributes, children = SCHEMA[element.tag]
+        assert set(element.keys()) <= attributes
+        assert {child.tag for child in element} <= children
+    suite = root[0]
+    assert int(suite.get("tests", "")) == len(suite.findall("testcase"))
