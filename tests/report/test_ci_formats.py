@@ -20,11 +20,10 @@ from markdown_it import MarkdownIt
 from planted_changes import Planted
 
 from annot import load
-from annot.analyze.comparison.causes import causes
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import Decision, decide
-from annot.attribution.nesting import KEY
 from annot.report.export.junit import as_junit
 from annot.report.export.markdown import as_markdown, code, prose
 from annot.report.table import Options, process
@@ -62,8 +61,7 @@ def compared(factor: float) -> tuple[ComparisonTable, Decision]:
     b = [digest(scaled(after, scale).attribution) for scale in (1.002, 0.997, 1.005)]
     comparison = compare(a, b)
     decision = decide(comparison, above=1.05)
-    rows = decision.rows.select(KEY).rows()
-    why = causes(a, b, rows, time=comparison.time, step=decision.step_slower)
+    why = causes_of(comparison, decision, a, b)
     return process(comparison_table(comparison, "main", "branch", why), Options()), decision
 
 
