@@ -236,7 +236,10 @@ class Gate:
         text = "\n".join(decision.sentences)
         if decision.status == "undecided":
             self._give_up(text)
-        if decision.status != "same":
+        if decision.status == "same":
+            for sentence in decision.sentences:
+                self._gates.say(f"{self._request.node.nodeid}: {sentence}")
+        else:
             why = causes_of(comparison, decision, baseline.runs, measured)
             files = f"A: baseline {baseline}; B: profiles in {self._folder}"
             pytest.fail("\n".join([text, *(cause.text for cause in why), files]), pytrace=False)
