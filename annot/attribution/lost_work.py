@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
@@ -10,7 +9,7 @@ import polars as pl
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.graphs import LAUNCH, capture_spans
-from annot.profile import Source
+from annot.profile import Profile
 from annot.util.weak_keys import once_for_each
 
 _ID: Final = ("process", "correlation")
@@ -24,11 +23,12 @@ _LIKE_OTHERS: Final = 0.5
 def lost_work(attribution: Attribution) -> str:
     """Return a sentence about GPU activities that the profile lacks; empty: it lacks none.
 
-    Profilers lose events, and they stop before the GPU has finished. Large files do not tell launches from other API
-    calls (see `annot.profile.LAUNCHES`): there, only steps show what is missing.
+    Profilers lose events, and they stop before the GPU has finished. Of files that are read in blocks, only steps show
+    what is missing.
     """
     clauses = []
-    lost, launches = (0, 0) if attribution.source is None else _launches_without_kernel(attribution.source)
+    source = attribution.source
+    lost, launches = _launches_without_kernel(source) if isinstance(source, Profile) else (0, 0)
     if lost > _LEAST * launches:
         clauses.append(f"{lost:,} of {launches:,} kernel launches {_have(lost)} no kernel")
     empty, steps = _steps_without_work(attribution)
@@ -41,28 +41,14 @@ def _have(number: int) -> str:
     return "has" if number == 1 else "have"
 
 
-def _launches_without_kernel(source: Source) -> tuple[int, int]:
+def _launches_without_kernel(profile: Profile) -> tuple[int, int]:
     """Return the numbers of launches without a kernel and of all launches, except those that a graph captures."""
-    calls = pl.concat([_LAUNCHES, *_named_calls(source)])
-    is_launch = pl.col("name").str.contains(LAUNCH)
-    spans = capture_spans(calls).sort("begin")
-    launches = calls.filter(is_launch).drop_nulls(_ID).sort("start")
+    spans = capture_spans(profile.launches).sort("begin")
+    launches = profile.launches.filter(pl.col("name").str.contains(LAUNCH)).drop_nulls(_ID).sort("start")
     launches = launches.join_asof(spans, left_on="start", right_on="begin", by="process", check_sortedness=False)
     launches = launches.filter((pl.col("start") > pl.col("stop")).fill_null(True)).select(_ID).unique()
-    done = pl.concat([_LAUNCHES.select(_ID), *(block.select(_ID) for block in source.work_blocks())])
+    done = pl.concat([profile.kernels.select(_ID), profile.copies.select(_ID)])
     return launches.join(done, on=_ID, how="anti").height, launches.height
-
-
-_LAUNCHES: Final = pl.DataFrame(
-    schema=dict.fromkeys(("process", "thread", "correlation", "start"), pl.Int64) | {"name": pl.String}
-)
-
-
-def _named_calls(source: Source) -> Iterator[pl.DataFrame]:
-    for block in source.launch_blocks():
-        if "name" not in block.columns:
-            return
-        yield block.select(pl.col(name).cast(dtype) for name, dtype in _LAUNCHES.schema.items())
 
 
 def _steps_without_work(attribution: Attribution) -> tuple[int, int]:

@@ -30,6 +30,9 @@ from annot.cli.sides import Side, add_side_arguments, check_sides, profiles_of, 
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from annot.analyze.comparison.causes import Cause
     from annot.analyze.comparison.compare import Comparison
     from annot.analyze.comparison.gate import Decision
 
@@ -48,6 +51,8 @@ _VERDICTS: Final = {
     "undecided": "B is possibly slower:",
     "incomparable": "A and B are not comparable:",
 }
+_CAUSES: Final = 3
+"""Causes in the message of the gate."""
 _TABLE_OPTIONS = ("expand", "top", "min_share")
 
 
@@ -94,6 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
+    from annot.analyze.advice.facts import LEAST_CHANGE
+    from annot.analyze.comparison.causes import causes_of
     from annot.analyze.comparison.compare import compare
     from annot.analyze.comparison.gate import decide
     from annot.cli.progress import progress
@@ -114,13 +121,12 @@ def run(args: argparse.Namespace) -> int:
         comparison = compare(a.runs, b.runs, by=args.by, folds=folds, level=args.level)
     except ValueError as error:
         raise AnnotError(str(error)) from None
-    decision = None
-    if args.fail_above is not None:
-        limits = {"above": args.fail_above, "level": args.level, "least_share": args.least_share}
-        decision = decide(comparison, **limits, force=args.force)
+    above = 1 + LEAST_CHANGE if args.fail_above is None else args.fail_above
+    decision = decide(comparison, above=above, level=args.level, least_share=args.least_share, force=args.force)
+    causes = causes_of(comparison, decision, a.runs, b.runs)
     if args.format != "html":
-        _deliver(comparison, a, b, args, is_answer=is_answer)
-    return 0 if decision is None else _status(decision)
+        _deliver(comparison, a, b, args, causes, is_answer=is_answer)
+    return 0 if args.fail_above is None else _status(decision, causes)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -137,12 +143,14 @@ def _check(args: argparse.Namespace) -> None:
     output.check_output(args, *profiles_of(args))
 
 
-def _deliver(comparison: Comparison, a: Side, b: Side, args: argparse.Namespace, *, is_answer: bool) -> None:
+def _deliver(
+    comparison: Comparison, a: Side, b: Side, args: argparse.Namespace, causes: Sequence[Cause], *, is_answer: bool
+) -> None:
     from annot.report.table import Options, process
     from annot.report.terminal.compare import comparison_table, print_comparison, print_comparison_answer
 
     options = Options(min_share=(args.min_share or 0) / 100, top=args.top)
-    report = process(comparison_table(comparison, a.name, b.name), options)
+    report = process(comparison_table(comparison, a.name, b.name, causes), options)
     table = partial(print_comparison, report, full_names=args.full_names)
     page = "; page: --format html -o page.html" if len(a.sources) == len(b.sources) == 1 else ""
     answer = partial(print_comparison_answer, report, more=f"--all{page}")
@@ -166,10 +174,12 @@ def _write_page(args: argparse.Namespace) -> tuple[Side, Side]:
     return a, b
 
 
-def _status(decision: Decision) -> int:
+def _status(decision: Decision, causes: Sequence[Cause]) -> int:
     """Return the exit status of --fail-above, and say why it is not 0."""
     if decision.status != "same":
         output.say(_VERDICTS[decision.status])
     for sentence in decision.sentences:
         output.say(f"  {sentence}")
+    for cause in causes[:_CAUSES]:
+        output.say(f"  Cause: {cause.text}")
     return _STATUS[decision.status]

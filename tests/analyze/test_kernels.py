@@ -95,6 +95,8 @@ NAMES = [
     ("void at::native::im2col_kernel<float>(long, float const*)", "convolution", "PyTorch", False),
     ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6x128x128x64_4x1x1_cga1x1x1_kernel0_0",
      "attention", "cuDNN", True),
+    ("void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)", "attention", "cuDNN", False),
+    ("void cudnn::fusion::convert_dq_to_16bits<true>(void const*)", "attention", "cuDNN", False),
     # Attention.
     ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t> >(T1)",
      "attention", "FlashAttention", True),

@@ -86,13 +86,17 @@ def layers_by_step(run: Digest) -> pl.DataFrame:
 def layer_sums(run: Digest) -> pl.DataFrame:
     """Return a row per name and phase of layers.
 
-    The columns are name, phase, module, gpu_ns, host_ns, gpu_ns_steps and host_ns_steps (number of steps with such a
-    time), and of (number of steps of the processes with such layers).
+    The columns are name, phase, module, gpu_ns, host_ns, gpu_ns_steps (number of steps with GPU activities),
+    host_ns_steps (number of steps with ranges), and of (number of steps of the processes with such layers).
     """
     rows = layers_by_step(run)
     times = ("gpu_ns", "host_ns")
-    steps = (pl.col("step").filter(pl.col(time) > 0).n_unique().alias(f"{time}_steps") for time in times)
-    sums = rows.group_by("name", "phase").agg(pl.col("module").max(), pl.col(times).sum(), *steps)
+    sums = rows.group_by("name", "phase").agg(
+        pl.col("module").max(),
+        pl.col(times).sum(),
+        gpu_ns_steps=pl.col("step").filter(pl.col("activities") > 0).n_unique(),
+        host_ns_steps=pl.col("step").n_unique(),
+    )
     counts = run.steps.group_by("process").agg(of=pl.len())
     of = rows.select("name", "phase", "process").unique().join(counts, on="process")
     return sums.join(of.group_by("name", "phase").agg(pl.col("of").sum()), on=["name", "phase"])

@@ -10,7 +10,15 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.fused import fused_layers
-from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_gone, layer_sums, layers_by_step
+from annot.analyze.comparison.pairs import (
+    Difference,
+    Pair,
+    differ_by_step,
+    is_gone,
+    is_rarer,
+    layer_sums,
+    layers_by_step,
+)
 from annot.labels.tag import COMPILED
 from annot.util.weak_keys import once_for_each
 
@@ -27,7 +35,7 @@ _NUMBER: Final = re.compile(r"(?<![A-Za-z\d])\d+|#")
 
 
 def layers(pair: Pair) -> Difference:
-    """Return which layers only one of the runs has."""
+    """Return which layers only one of the runs has, or which run in fewer of its steps."""
     clauses, shares = [], []
     for name, table, run in zip(pair.names, _only(pair), pair.runs, strict=True):
         gone = table.filter("counts").sort("ns", *_LAYER, descending=[True, False, False])
@@ -38,7 +46,27 @@ def layers(pair: Pair) -> Difference:
         numbers = _folds(pair, layer["name"])
         clauses.append(f"layers only in {name} take {_percent(share)} of its time, such as {_name(layer)}{numbers}")
         shares.append(share)
-    return Difference("; ".join(clauses), max(shares, default=0.0))
+    return Difference("; ".join(clauses), max(shares)) if clauses else _in_fewer_steps(pair)
+
+
+def _in_fewer_steps(pair: Pair) -> Difference:
+    """Return which layers run in every step of one of the runs, and in fewer steps of the other than by chance."""
+    sides = [_layers_of(run, pair.time) for run in pair.runs]
+    rows = sides[0].join(sides[1], on=_LAYER, suffix="_b").sort("ns", *_LAYER, descending=[True, False, False])
+    few = [_is_rarer_than_always(*counts) for counts in rows.select("steps", "of", "steps_b", "of_b").iter_rows()]
+    rows = rows.filter(pl.Series(few, dtype=pl.Boolean))
+    if rows.is_empty():
+        return Difference()
+    row = rows.row(0, named=True)
+    counts = [f"{row[f'steps{of}']:,} of {row[f'of{of}']:,}" for of in ("", "_b")]
+    words = f"{counts[0]} steps of {pair.name_a} and in {counts[1]} of {pair.name_b}"
+    return Difference(f"{_name(row)} runs in {words}", int(rows["ns"].sum()) / max(_whole(pair.a, pair.time), 1))
+
+
+def _is_rarer_than_always(steps: int, of: int, others: int, of_others: int) -> bool:
+    if steps >= of:
+        return is_rarer(others, of_others, steps, of)
+    return others >= of_others and is_rarer(steps, of, others, of_others)
 
 
 def rare(pair: Pair) -> Iterator[str]:

@@ -14,27 +14,35 @@ from annot.util.weak_keys import once_for_each
 _MOST: Final = 0.5
 """Kernels of the layers with this share of all kernels vary by step, or are fewer, in one of the runs only."""
 _EMPTY: Final = 0.1
-"""Share of the steps without a kernel that one run has more than the other."""
+"""Share of the steps without a kernel or a layer that one run has more than the other."""
 
 
 def truncated(pair: Pair) -> Difference:
     """Return which events a recording lacks: as its profile shows, or as the other run shows."""
     if cut := [f"{name}: {run.meta['cut'].rstrip('.')}" for name, run in pair.named if run.meta["cut"]]:
         return Difference("; ".join(cut))
+    if pair.per_step and (empty := _empty_steps(pair)):
+        return empty
     if pair.time != "gpu_ns":
         return Difference()
-    return (pair.per_step and (_empty_steps(pair) or _uneven_steps(pair))) or _fewer_kernels(pair)
+    return (pair.per_step and _uneven_steps(pair)) or _fewer_kernels(pair)
 
 
 def _empty_steps(pair: Pair) -> Difference:
-    empty = [run.steps.filter(pl.col("kernels") == 0).height for run in pair.runs]
+    """Return how many steps have no kernel, or no layer in runs without GPU activity, if that differs."""
+    on_gpu = pair.time == "gpu_ns"
     steps = [run.steps.height for run in pair.runs]
-    if abs(empty[0] / steps[0] - empty[1] / steps[1]) <= _EMPTY:
+    busy = [int((run.steps["kernels"] > 0).sum()) if on_gpu else _steps_with_layers(run) for run in pair.runs]
+    if abs(busy[0] / steps[0] - busy[1] / steps[1]) <= _EMPTY:
         return Difference()
-    counts = " and ".join(
-        f"{few:,} of {all_:,} steps in {name}" for few, all_, name in zip(empty, steps, pair.names, strict=True)
+    counts = (
+        f"{all_ - few:,} of {all_:,} steps in {name}" for few, all_, name in zip(busy, steps, pair.names, strict=True)
     )
-    return Difference(f"steps have no kernel: {counts}")
+    return Difference(f"steps have no {'kernel' if on_gpu else 'layer'}: {' and '.join(counts)}")
+
+
+def _steps_with_layers(run: Digest) -> int:
+    return layers_by_step(run).filter(pl.col("module") != "")["step"].n_unique()
 
 
 def _uneven_steps(pair: Pair) -> Difference:

@@ -245,8 +245,8 @@ def _totals(table: ComparisonTable) -> list[RenderableType]:
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
         *(Hanging("Not known: ", f"{printable(text)}.", "yellow") for text in comparability.reservations),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
-        *map(Text, totals_of(comparison)),
         *(Hanging("Cause: ", printable(cause.text)) for cause in table.causes),
+        *map(Text, totals_of(comparison)),
     ]
 
 
