@@ -408,7 +408,7 @@ COMPARED: Final = _named(
     Column("b_ns", "B", "ns", least=76),
     Column("difference_ns", "B − A", "ns"),
     Column("speedup", "Speedup", "ratio"),
-    Column("uncertainty", "±", "ratio", full="Half the width of the 95% confidence interval of the speedup"),
+    Column("uncertainty", "±", "ratio", full="Half the width of the confidence interval of the speedup"),
     Column("share", "Share", "share"),
     Column("kernels_gone", "Kernels", "text", full="Kernels that only A (−) or only B (+) has"),
 )

@@ -136,10 +136,11 @@ def test_cards_compare_the_times_of_both_sides() -> None:
     assert cards[2] == ("Speedup of B", "2.000 ×", [], "Above 1: B is faster.")
     whole = {"a_ns": None, "b_ns": 5, "speedup": None, "speedup_low": 0.5, "speedup_high": 1.5}
     other = replace(comparison, whole=whole, steps=(1, 4), step_time={"a_ns": 2e6, "b_ns": None}, time="gpu_ns")
+    other = replace(other, runs=(2, 1), level=0.01)
     assert texts.comparison_cards(other, ("before", "")) == [
-        ("A: GPU time per step", "—", ["before"], "1 step, step time 2.000 ms (wall clock)"),
-        ("B: GPU time per step", "0.01 µs", [], "4 steps"),
-        ("Speedup of B", "—", [], "95% confidence interval: 0.500 to 1.500"),
+        ("A: GPU time per step", "—", ["before"], "2 runs, 1 step, step time 2.000 ms (wall clock)"),
+        ("B: GPU time per step", "0.01 µs", [], "1 run, 4 steps"),
+        ("Speedup of B", "—", [], "99% confidence interval: 0.500 to 1.500"),
     ]
 
 

@@ -17,6 +17,7 @@ from annot.analyze.comparison.evidence import Evidence, RowEvidence
 from annot.analyze.comparison.nesting import Nesting, Times
 from annot.analyze.comparison.rows import folded_layers, numbers, rows_of
 from annot.analyze.comparison.runs import SUBJECTS, Folds, Measured, Runs, Subject
+from annot.analyze.comparison.steadiness import notes
 
 _STEADIER: Final = 2
 """Times are those of fast steps if they vary less by this factor than those of typical steps."""
@@ -49,7 +50,7 @@ class Comparison:
         level: error level of the intervals, at most that asked for; None: there are no intervals.
         devices: names of the devices of a and of b; "": unknown.
         comparability: differences other than time.
-        notes: sentences about hiccups, drift and dependent steps.
+        notes: sentences about differences that do not affect the comparison, hiccups, drift and dependent steps.
         nesting: layers inside each other; None: other rows.
         own: samples of the self time of each node of `nesting`.
         evidence: tests the change of the time that counts to a row.
@@ -107,19 +108,14 @@ def compare(
     """
     if by not in SUBJECTS:
         raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
-    runs = Runs(a, b)
+    runs = _steadier(a, b)
     if by in _OF_NAMES and not runs.on_gpu:
         raise ValueError(f"profiles without GPU activities cannot be compared by {by}")
     evidence = Evidence(runs.samples, runs.between_runs, level)
-    whole, step_time = (
-        None if times is None else _single(times, runs, evidence) for times in (runs.whole, runs.step_time)
-    )
+    whole = _single(runs.whole, runs, evidence)
     if whole is None:
         raise ValueError("neither profile contains times to compare")
-    table = rows_of(runs, by, evidence)
-    fast = Runs(a, b, fast=True)
-    if table.evidence.noise > _STEADIER**2 * (steady := rows_of(fast, by, evidence)).evidence.noise:
-        runs, table = fast, steady
+    table, comparable = rows_of(runs, by, evidence), comparability(a, b)
     folded = None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds, fast=runs.fast), evidence)
     return Comparison(
         by=by,
@@ -129,14 +125,25 @@ def compare(
         evidence=table.evidence,
         runs=runs.sizes,
         steps=runs.steps,
-        step_time=step_time,
+        step_time=_single(runs.step_time, runs, evidence),
         level=evidence.attained,
         devices=_devices(a, b),
-        comparability=comparability(a, b),
+        comparability=comparable,
+        notes=(*comparable.notes, *notes(runs)),
         nesting=table.nesting,
         own=table.own,
         folded=folded,
     )
+
+
+def _steadier(a: Sequence[Digest], b: Sequence[Digest]) -> Runs:
+    """The runs with the times of typical steps, or of fast steps if these vary far less."""
+    typical, fast = Runs(a, b), Runs(a, b, fast=True)
+    noise = []
+    for runs in (typical, fast):
+        samples, evidence = runs.of_nodes.samples, Evidence(runs.samples, runs.between_runs, 1.0)
+        noise.append(RowEvidence(evidence, samples, samples, {}, [None] * len(samples), runs.whole.samples[0]).noise)
+    return fast if noise[0] > _STEADIER**2 * noise[1] else typical
 
 
 def _devices(a: Sequence[Digest], b: Sequence[Digest]) -> tuple[str, str]:

@@ -135,8 +135,7 @@ class Runs:
         count = run.steps.height if self.per_step else 1
         number = 1
         if not self.between_runs and count > 1:
-            totals = dict(times.group_by("step").agg(pl.col("ns").sum()).iter_rows())
-            number = max(min(_BLOCKS, int(effective_number([totals.get(step, 0) for step in range(count)]))), _FEW)
+            number = max(min(_BLOCKS, int(effective_number(_totals(times, count)))), _FEW)
         blocks = pl.DataFrame({"step": pl.int_range(count, dtype=pl.Int32, eager=True)})
         return blocks.with_columns(block=pl.col("step") * number // count).with_columns(steps=pl.len().over("block"))
 
@@ -149,6 +148,11 @@ class Runs:
         """Number of steps of each side; None: whole profiles are compared."""
         counts = [run.steps.height for run in self.runs]
         return (sum(counts[: self.sizes[0]]), sum(counts[self.sizes[0] :])) if self.per_step else None
+
+    @property
+    def step_totals(self) -> list[list[float]]:
+        """The time of everything in each step of each run."""
+        return [_totals(times, blocks.height) for times, blocks in zip(self._times, self._blocks, strict=True)]
 
     @cached_property
     def longer(self) -> float:
@@ -220,6 +224,11 @@ def _typical(ns: pl.Expr) -> pl.Expr:
 def _fast(ns: pl.Expr) -> pl.Expr:
     """The time below which a tenth is."""
     return ns.quantile(_TENTH, "linear")
+
+
+def _totals(times: pl.DataFrame, count: int) -> list[float]:
+    """The sums of each of the steps."""
+    return _column(times.group_by("step").agg(pl.col("ns").cast(pl.Float64).sum()), count)
 
 
 def _column(values: pl.DataFrame, number: int) -> list[float]:

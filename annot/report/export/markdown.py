@@ -53,7 +53,7 @@ def as_markdown(table: ComparisonTable, decision: Decision | None) -> Iterator[s
     yield from _table(table, rows[_FIRST:_MOST])
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST:,} more rows changed less.\n\n"
-    yield from _items([*sides_of(table), *comparability.notes, *table.comparison.notes])
+    yield from _items([*sides_of(table), *table.comparison.notes])
     yield "</details>\n"
 
 

@@ -104,8 +104,8 @@ function comparisonColumns(data, by, rows, shown) {
       show: (_, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : ratio(row.speedup)),
     },
     uncertainty: {
-      title: '95% CI',
-      help: '95% confidence interval of the speedup',
+      title: 'CI',
+      help: 'Confidence interval of the speedup',
       value: row => row.speedup_low,
       show: (value, row) => (known(value) ? `${ratio(value)} to ${ratio(row.speedup_high)}` : ''),
     },

@@ -103,7 +103,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
         "by": by,
         "cards": texts.comparison_cards(comparison, names),
         "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
-        "notes": [*map(texts.sentence, comparison.comparability.notes)],
+        "notes": [*map(texts.sentence, comparison.notes)],
         "reservations": [*map(texts.sentence, comparison.comparability.reservations)],
         "causes": [*longer, *doubt],
         "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in comparisons.items()},

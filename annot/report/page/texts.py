@@ -107,7 +107,8 @@ def comparison_cards(comparison: Comparison, names: Sequence[str]) -> list[tuple
     per = "per step" if comparison.steps else "in total"
     cards = []
     for number, side in enumerate(("a_ns", "b_ns")):
-        steps = [_plural(comparison.steps[number], "step")] if comparison.steps else []
+        steps = [_plural(comparison.runs[number], "run")] if max(comparison.runs) > 1 else []
+        steps += [_plural(comparison.steps[number], "step")] if comparison.steps else []
         clock = (comparison.step_time or {}).get(side)  # includes idle time of the GPU
         steps += [] if clock is None else [f"step time {duration(round(clock))} (wall clock)"]
         ns = comparison.whole[side]
@@ -116,7 +117,9 @@ def comparison_cards(comparison: Comparison, names: Sequence[str]) -> list[tuple
         cards.append((f"{side[0].upper()}: {what} time {per}", value, of, ", ".join(steps)))
     speedup, low, high = (comparison.whole[name] for name in ("speedup", "speedup_low", "speedup_high"))
     known = speedup is not None and comparison.comparability.same_program
-    interval = "Above 1: B is faster." if low is None else f"95% confidence interval: {low:.3f} to {high:.3f}"
+    interval = "Above 1: B is faster."
+    if low is not None and comparison.level is not None:
+        interval = f"{100 * (1 - comparison.level):.3g}% confidence interval: {low:.3f} to {high:.3f}"
     return [*cards, ("Speedup of B", f"{speedup:,.3f} ×" if known else "—", [], interval)]
 
 

@@ -92,12 +92,14 @@ def comparison_table(comparison: Comparison, a: str, b: str, causes: Sequence[Ca
             "b": b,
             "devices": comparison.devices,
             "time": comparison.time,
+            "runs": comparison.runs,
             "steps": comparison.steps,
+            "level": comparison.level,
             "whole": comparison.whole,
             "step_time": comparison.step_time,
             "comparable": comparability.comparable,
             "reasons": [{"kind": reason.kind, "reason": reason.text} for reason in comparability.reasons],
-            "notes": list(comparability.notes),
+            "notes": list(comparison.notes),
             "reservations": list(comparability.reservations),
             "causes": [{"kind": cause.kind, "row": cause.row, "cause": cause.text} for cause in causes],
         },
@@ -129,7 +131,7 @@ def print_comparison_answer(table: ComparisonTable, console: Console, *, more: s
     texts = [*totals_of(comparison), *why, *sides_of(table), *reasons]
     rows = changed.shown.height
     drawn = [_table(changed, _heading(changed), width)] if rows else []
-    below = left_out(table.shown.height, len(comparison.comparability.notes), more, width)
+    below = left_out(table.shown.height, len(comparison.notes), more, width)
     print_blocks(console, [[one_line(Text(text), width) for text in texts], drawn, below], rows)
 
 
@@ -244,7 +246,7 @@ def _totals(table: ComparisonTable) -> list[RenderableType]:
         *map(Text, sides_of(table)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in comparability.reasons),
         *(Hanging("Not known: ", f"{printable(text)}.", "yellow") for text in comparability.reservations),
-        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparability.notes),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in comparison.notes),
         *(Hanging("Cause: ", printable(cause.text)) for cause in table.causes),
         *map(Text, totals_of(comparison)),
     ]
@@ -258,8 +260,11 @@ def sides_of(table: ComparisonTable) -> list[str]:
 
 def totals_of(comparison: Comparison) -> list[str]:
     """Return the changes of the step time, if it is known, and of the total, a line each."""
-    steps = "" if comparison.steps is None else f" ({comparison.steps[0]:,} and {comparison.steps[1]:,} steps)"
-    total = f"Total: {_change(comparison.whole, comparison.comparability)}{steps}"
+    counts = [f"{comparison.steps[0]:,} and {comparison.steps[1]:,} steps"] if comparison.steps else []
+    if max(comparison.runs) > 1:
+        counts.insert(0, f"{comparison.runs[0]:,} and {comparison.runs[1]:,} runs")
+    covered = f" ({', '.join(counts)})" if counts else ""
+    total = f"Total: {_change(comparison.whole, comparison.comparability)}{covered}"
     if comparison.step_time is None:
         return [total]
     return [f"Step (wall clock): {_change(comparison.step_time, comparison.comparability)}", total]

@@ -1,0 +1,125 @@
+"""Decisions of a gate about simulated runs of a noisy machine, and what the comparison says about their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from simulated_runs import simulated
+
+from annot.analyze.comparison.compare import Comparison, compare
+from annot.analyze.comparison.digest import Digest
+from annot.analyze.comparison.gate import Decision, decide
+
+
+def _compared(seed: int, counts: tuple[int, int], slower: float = 0.0, **noise: Any) -> Comparison:
+    random = np.random.default_rng(seed)
+    a, b = ([simulated(random, slower=more, **noise) for _ in range(count)]
+            for count, more in zip(counts, (0.0, slower), strict=True))  # fmt: skip
+    return compare(a, b)
+
+
+def _decision(*run: Any, above: float = 1.05, **noise: Any) -> Decision:
+    return decide(_compared(*run, **noise), above=above)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("counts", "noise"),
+    [((5, 5), {}), ((3, 3), {}), ((10, 1), {}), ((5, 5), {"tails": 3}), ((5, 5), {"dominant": 0.6})],
+)
+def test_equal_runs_are_seldom_slower(counts: tuple[int, int], noise: dict[str, Any]) -> None:
+    """One comparison in a hundred at most; of 40 hardly two."""
+    statuses = [_decision(seed, counts, **noise).status for seed in range(40)]
+    assert statuses.count("slower") <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [{}, {"tails": 3}, {"dominant": 0.6}])
+def test_a_layer_that_is_slower_by_a_tenth_comes_first(noise: dict[str, Any]) -> None:
+    decisions = [_decision(seed, (5, 5), 0.1, **noise) for seed in range(10)]
+    assert sum(each.rows.height > 0 and each.rows["layer"][0] == "net.20" for each in decisions) >= 9
+
+
+def test_the_slower_layer_is_named() -> None:
+    """The innermost layer is, not the net around it; a growth that is allowed is none."""
+    for above, layers in ((1.05, ["net.5"]), (1.5, [])):
+        decision = _decision(1, (4, 4), 0.3, layer=5, layers=12, steps=10, above=above)
+        assert decision.rows["layer"].to_list() == layers
+        assert decision.level == 0.01
+    decision = _decision(1, (4, 4), 0.3, layer=5, layers=12, steps=10)
+    assert decision.sentences[0].startswith("net.5 forward takes 1.")
+    row = decision.rows.row(0, named=True)
+    assert row["factor_low"] < row["factor"] < row["factor_high"]
+    assert row["factor"] == pytest.approx(1.3, rel=0.1)
+    assert row["regression_ns"] == pytest.approx(30_000, rel=0.5)
+    assert row["p"] < 0.001
+
+
+def _times_of(run: Digest, factor: float) -> Digest:
+    times = run.times.with_columns((pl.col("host_ns", "gpu_ns") * factor).cast(pl.Int64))
+    return replace(run, times=times)
+
+
+def test_one_pair_is_undecided_about_a_change_of_all_layers() -> None:
+    """All layers alike are slower if the machine is; several runs tell."""
+    random = np.random.default_rng(2)
+    run, other = (simulated(random, layers=12, machine=0) for _ in range(2))
+    decision = decide(compare([run], [_times_of(other, 1.3)]), above=1.05)
+    assert (decision.status, decision.rows.height, decision.level) == ("undecided", 0, None)
+    assert "annot compare --repeat" in decision.sentences[-1]
+    a, b = ([simulated(random, layers=12, machine=0.01) for _ in range(4)] for _ in "ab")
+    decision = decide(compare(a, [_times_of(run, 1.3) for run in b]), above=1.05)
+    assert (decision.status, decision.step_slower, decision.rows["layer"].to_list()) == ("slower", True, ["net"])
+
+
+def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:
+    """One step takes many times as long in one layer."""
+    is_hiccup = (pl.col("step") == 3) & (pl.col("node") == node)
+    times = run.times.with_columns(
+        pl.when(is_hiccup).then(pl.col(name) * factor).otherwise(name).alias(name) for name in ("host_ns", "gpu_ns")
+    )
+    return replace(run, times=times)
+
+
+def test_a_hiccup_is_said_and_decides_nothing() -> None:
+    """One step of forty takes far longer in one layer: the mean has it, the speedup and the decision do not."""
+    random = np.random.default_rng(3)
+    run, other = (simulated(random, layers=12, machine=0) for _ in range(2))
+    before, after = (compare([run], [each]) for each in (other, _with_hiccup(other, 4, 400)))
+    of_layer = [each.rows.row(by_predicate=pl.col("layer") == "net.3", named=True) for each in (before, after)]
+    assert of_layer[1]["b_ns"] > 5 * of_layer[0]["b_ns"]
+    assert of_layer[1]["speedup"] == pytest.approx(of_layer[0]["speedup"], rel=0.05)
+    assert decide(after, above=1.2).status == decide(before, above=1.2).status == "same"
+    assert any("of 40 steps of B" in note and "far longer" in note for note in after.notes)
+    assert not any("1 of 40 steps of B is far longer" in note for note in before.notes)
+
+
+def test_drift_is_said() -> None:
+    """Steps that get longer and longer are, with how much; steps without a trend are not."""
+    run = simulated(np.random.default_rng(4), layers=12)
+    longer = run.times.join(run.steps.select("step"), on="step").with_columns(
+        (pl.col(name) * (1 + pl.col("step") / 80)).cast(pl.Int64).alias(name) for name in ("host_ns", "gpu_ns")
+    )
+    drifting = replace(run, times=longer)
+    assert any(note.startswith("B drifts") and "+" in note for note in compare([run], [drifting]).notes)
+    assert not any("drift" in note for note in compare([run], [run]).notes)
+
+
+def test_on_a_busy_machine_fast_steps_are_compared() -> None:
+    """Steps that wait for other programs vary far more than those that do not: a slower layer is seen in the latter."""
+    random = np.random.default_rng(5)
+
+    def busy(slower: float) -> Digest:
+        run = simulated(random, slower=slower, layer=5, layers=12, machine=0)
+        waits = random.exponential(3e5, run.times.height) * (random.random(run.times.height) < random.uniform(0.3, 0.7))
+        times = run.times.with_columns((pl.col("host_ns", "gpu_ns") + pl.Series(waits)).cast(pl.Int64))
+        return replace(run, times=times)
+
+    comparison = compare([busy(0) for _ in range(5)], [busy(0.3) for _ in range(5)])
+    assert any("fast steps" in note for note in comparison.notes)
+    assert decide(comparison, above=1.05).rows["layer"].to_list() == ["net.5"]
+    assert not any("fast steps" in note for note in _compared(6, (3, 3), layers=12).notes)
