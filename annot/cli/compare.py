@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from annot.analyze.comparison.causes import Cause
     from annot.analyze.comparison.compare import Comparison
     from annot.analyze.comparison.gate import Decision
+    from annot.report.terminal.compare import ComparisonTable
 
 _EXAMPLES = """\
 examples:
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, last="RUN", top="whose time changes most, the largest change first", total="the time of the longer run"
     )
     output.add_step_arguments(parser)
-    output.add_output_arguments(parser, "html")
+    output.add_output_arguments(parser, "html", "markdown", "junit")
     ci = parser.add_argument_group("in CI")
     ci.add_argument(
         "--fail-above",
@@ -104,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.analyze.comparison.compare import compare
     from annot.analyze.comparison.gate import decide
     from annot.cli.progress import progress
+    from annot.report.terminal.compare import comparison_table
 
     output.settle_format(args)
     is_answer = not args.all and not output.given(args, "by", *_TABLE_OPTIONS)
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "html":
             a, b = _write_page(args)
         else:
-            a, b = read_sides(args, fold=args.by == "layer" and args.format == "table")
+            a, b = read_sides(args, fold=args.by == "layer" and args.format in ("table", "markdown"))
     if a.problem and b.problem:
         raise AnnotError(b.problem)
     try:
@@ -124,7 +126,9 @@ def run(args: argparse.Namespace) -> int:
     above = 1 + LEAST_CHANGE if args.fail_above is None else args.fail_above
     decision = decide(comparison, above=above, level=args.level, least_share=args.least_share, force=args.force)
     causes = causes_of(comparison, decision, a.runs, b.runs)
-    if args.format != "html":
+    if args.format in ("markdown", "junit"):
+        _write_for_ci(comparison_table(comparison, a.name, b.name, causes), decision, args)
+    elif args.format != "html":
         _deliver(comparison, a, b, args, causes, is_answer=is_answer)
     return 0 if args.fail_above is None else _status(decision, causes)
 
@@ -138,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
     several = output.given(args, "runs", "repeat", "baseline")
     if problem is None and args.format == "html" and several:
         problem = f"--format html shows two profiles, A and B: it cannot be combined with {several}"
+    if problem is None and args.format == "junit" and args.fail_above is None:
+        problem = "--format junit has the results of a gate: it needs --fail-above"
     if problem is not None:
         raise output.UsageError(problem)
     output.check_output(args, *profiles_of(args))
@@ -155,6 +161,18 @@ def _deliver(
     page = "; page: --format html -o page.html" if len(a.sources) == len(b.sources) == 1 else ""
     answer = partial(print_comparison_answer, report, more=f"--all{page}")
     output.deliver(report, answer if is_answer else table, args)
+
+
+def _write_for_ci(table: ComparisonTable, decision: Decision, args: argparse.Namespace) -> None:
+    """Write the comparison for a pull request or a CI server. Without --fail-above, Markdown has no verdict."""
+    from annot.report.export.junit import as_junit
+    from annot.report.export.markdown import as_markdown
+
+    if args.format == "junit":
+        output.write([as_junit(table, decision, least_share=args.least_share)], args)
+    else:
+        text = as_markdown(table, None if args.fail_above is None else decision)
+        output.write((part.encode() for part in text), args)
 
 
 def _write_page(args: argparse.Namespace) -> tuple[Side, Side]:

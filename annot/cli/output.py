@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {f".{form}": form for form in ("csv", "json", "jsonl")} | {".ndjson": "jsonl"}
 _ENDINGS |= {".parquet": "parquet", ".html": "html", ".htm": "html", ".json.gz": "trace", ".txt": "table"}
+_ENDINGS |= {".md": "markdown", ".xml": "junit"}
 """Formats by the suffix of OUT."""
 _UNLIMITED = 1 << 20
 """Width of output to a file or a pipe, in columns, so that names stay whole."""
@@ -179,6 +180,11 @@ def deliver(report: Report, show: Callable[[Console], None], args: argparse.Name
         content = [plain_text(show, _UNLIMITED).encode()]
     else:
         content = (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[args.format](report))
+    write(content, args)
+
+
+def write(content: Iterable[bytes], args: argparse.Namespace) -> None:
+    """Write the content of a file to OUT, or to standard output."""
     if args.output is None:
         sys.stdout.buffer.writelines(content)  # UTF-8 in any locale, for other programs
     else:

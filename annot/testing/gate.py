@@ -13,11 +13,10 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from annot.analyze.comparison.causes import causes
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest, digest
 from annot.analyze.comparison.gate import decide
-from annot.attribution.nesting import KEY
 from annot.collect.alternate import Command, alternate
 from annot.collect.collectors import COLLECTORS
 from annot.emit.machine import cpu_name
@@ -237,9 +236,11 @@ class Gate:
         text = "\n".join(decision.sentences)
         if decision.status == "undecided":
             self._give_up(text)
-        if decision.status != "same":
-            rows = decision.rows.select(KEY).rows()
-            why = causes(baseline.runs, measured, rows, time=comparison.time, step=decision.step_slower)
+        if decision.status == "same":
+            for sentence in decision.sentences:
+                self._gates.say(f"{self._request.node.nodeid}: {sentence}")
+        else:
+            why = causes_of(comparison, decision, baseline.runs, measured)
             files = f"A: baseline {baseline}; B: profiles in {self._folder}"
             pytest.fail("\n".join([text, *(cause.text for cause in why), files]), pytrace=False)
 

@@ -28,6 +28,9 @@ def test_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ("annot guide ar", {"architecture"}),
         ("annot report ru", {"run.sqlite"}),
         ("annot report run.sqlite -o pa", {"page.html"}),
+        ("annot compare run.sqlite ru", {"run.sqlite"}),
+        ("annot baseline sa", {"save"}),
+        ("annot baseline save main ru", {"run.sqlite"}),
     ],
 )
 def test_bash(line: str, found: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

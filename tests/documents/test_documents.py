@@ -98,7 +98,7 @@ def test_readmes_recording_has_the_layers_of_the_demonstration(tmp_path: Path) -
 def test_blocks_are_of_kinds_that_are_run() -> None:
     """There is no block of another language, and what is not run says why."""
     found = blocks()
-    assert {block.language for block in found} == {"python", "console", "text", "toml"}
+    assert {block.language for block in found} == {"python", "console", "text", "toml", "yaml"}  # yaml: test_workflows
     for block in found:
         assert block.marker == "" or block.of_nsys or re.match(r"not run: \w.{10,}", block.marker), block
         assert block.language != "console" or all(line.startswith("$ ") for line in block.text.splitlines()), block

@@ -14,17 +14,18 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
+from commands import annot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from planted_changes import Planted
+from sqlite_profile import training
 
 from annot import load
-from annot.analyze.comparison.causes import causes
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import Decision, decide
-from annot.attribution.nesting import KEY
 from annot.report.export.junit import as_junit
 from annot.report.export.markdown import as_markdown, code, prose
 from annot.report.table import Options, process
@@ -62,8 +63,7 @@ def compared(factor: float) -> tuple[ComparisonTable, Decision]:
     b = [digest(scaled(after, scale).attribution) for scale in (1.002, 0.997, 1.005)]
     comparison = compare(a, b)
     decision = decide(comparison, above=1.05)
-    rows = decision.rows.select(KEY).rows()
-    why = causes(a, b, rows, time=comparison.time, step=decision.step_slower)
+    why = causes_of(comparison, decision, a, b)
     return process(comparison_table(comparison, "main", "branch", why), Options()), decision
 
 
@@ -171,3 +171,19 @@ def test_names_cannot_break_the_document(name: str) -> None:
         assert {child.tag for child in element} <= children
     suite = root[0]
     assert int(suite.get("tests", "")) == len(suite.findall("testcase"))
+
+
+def test_command_writes_them(tmp_path: Path) -> None:
+    """The suffix of the file is enough; JUnit XML needs a gate."""
+    for name in ("a.sqlite", "b.sqlite"):
+        training(device=True).write(tmp_path / name)
+    compare_with_gate = ("compare", "a.sqlite", "b.sqlite", "--fail-above", "1.05")
+    assert annot(*compare_with_gate, "-o", "gate.md", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "gate.md").read_text(encoding="utf-8").startswith("**✅ Not slower**")
+    done = annot(*compare_with_gate, "--format", "junit", "--least-share", "0.3", cwd=tmp_path)
+    names = [case.get("name") for case in ElementTree.fromstring(done.stdout).iter("testcase")]
+    assert "features Sequential backward" in names
+    assert "features Sequential forward" not in names
+    done = annot("compare", "a.sqlite", "b.sqlite", "--format", "junit", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"it needs --fail-above" in done.stderr

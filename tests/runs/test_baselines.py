@@ -184,6 +184,7 @@ META = json.loads(as_row(RUN)["meta"][0])
         (written(row_with(meta=pl.lit(json.dumps(META | {"devices": [5]})))), "devices in meta"),
         (written(rows_with("times", node=99)), "node in times of a digest must be from -1 to"),
         (written(rows_with("times", step=-1)), "step in times of a digest must be from 0 to"),
+        (written(rows_with("inputs", steps=6)), "steps in inputs of a digest must be from 1 to 5"),
         (written(rows_with("nodes", parent=0)), "parent in nodes of a digest must be a row above"),
         (written(rows_with("nodes", layer=None)), "layer in nodes of a digest must have a value"),
         (written(rows_with("steps", step=3)), "step in steps of a digest must be the row"),

@@ -140,11 +140,12 @@ def _check_values(run: Digest) -> None:
         for column in schema:
             if column not in _CAN_BE_NULL and table[column].null_count():
                 raise ValueError(f"{column} in {name} of a digest must have a value in each row")
-        limits = {"node": run.nodes.height, "step": run.steps.height}
+        steps = run.steps.height
+        limits = {"node": (NONE, run.nodes.height - 1), "step": (0, steps - 1), "steps": (1, steps)}
         for column in limits.keys() & schema.keys():
-            least = NONE if column == "node" else 0
-            if not table[column].is_between(least, limits[column] - 1).all():
-                raise ValueError(f"{column} in {name} of a digest must be from {least} to {limits[column] - 1}")
+            least, most = limits[column]
+            if not table[column].is_between(least, most).all():
+                raise ValueError(f"{column} in {name} of a digest must be from {least} to {most}")
     row = pl.int_range(pl.len())
     if not run.nodes.select(pl.col("parent").is_between(NONE, row - 1).all()).item():
         raise ValueError("parent in nodes of a digest must be a row above")

@@ -38,10 +38,11 @@ def as_markdown(table: ComparisonTable, decision: Decision | None) -> Iterator[s
         table: the comparison, processed.
         decision: the decision of the gate; None: the comparison has no limit.
     """
-    status, sentences = (None, ()) if decision is None else (decision.status, decision.sentences)
-    totals = totals_of(table.comparison)
-    yield f"**{_VERDICTS[status]}** – {prose((*sentences, *totals)[0])}\n\n"
-    yield from _items((*sentences, *totals)[1:])
+    status, texts = None if decision is None else decision.status, totals_of(table.comparison)
+    if decision is not None:
+        texts = [*texts, *decision.sentences] if status == "same" else [*decision.sentences, *texts]
+    yield f"**{_VERDICTS[status]}** – {prose(texts[0])}\n\n"
+    yield from _items(texts[1:])
     yield from _items(cause.text for cause in table.causes)
     comparability = table.comparison.comparability
     yield from _items(f"Not known: {reservation}" for reservation in comparability.reservations)
