@@ -131,8 +131,8 @@ class Search:
     def _contrast(self, a: Commit, b: Commit, expected: Target | None = None) -> tuple[Contrast, Target | None]:
         """Compare two commits with as many pairs as asked for, and with twice as many if these do not decide.
 
-        The target of the result is that of the question, else what the gate calls slower, else the expected one if it
-        is slower.
+        The target of the result is that of the question, else what the gate calls slower, else the expected one if the
+        change is like that.
         """
         question, level = self._question, self._question.error / 2
         for count in (question.pairs, 2 * question.pairs):
@@ -144,7 +144,7 @@ class Search:
             contrast = Contrast.of(pairs, above=question.above, level=level)
             target = contrast.target() if question.layer is None else contrast.layer_target(question.layer)
             if target is None and expected is not None:
-                target = contrast.measured(expected.key, (expected.column,))
+                target = contrast.like(expected)
             if target is not None:
                 break
         return contrast, target

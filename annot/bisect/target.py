@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import Final
@@ -16,7 +16,7 @@ from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision, decide
 from annot.analyze.comparison.statistics import t_quantile
 from annot.attribution.nesting import KEY, Key
-from annot.bisect.evidence import Spread, smallest_size
+from annot.bisect.evidence import Spread, likeness, smallest_size
 from annot.bisect.pairs import Pair, SkipError
 from annot.errors import AnnotError
 from annot.labels import layer_path
@@ -141,18 +141,30 @@ class Contrast:
         [key, *_] = rows.select(KEY).iter_rows()
         return self.measured(key)
 
-    def measured(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
+    def measured(self, key: Key | None) -> Target | None:
         """Return a row as target, without a correction for many rows; None: it is not slower."""
-        target = self._target(key, columns)
+        target = self._target(key)
         return target if target is not None and target.interval(self.level)[1] > self.above else None
+
+    def like(self, expected: Target) -> Target | None:
+        """Return the row of another target if its change is like that; one pair with a hiccup does not matter."""
+        differences, spread = self._differences(expected.key, expected.column), Spread.of(expected.differences)
+        if differences is None or likeness(differences, expected.size, spread, self.level) != "bad":
+            return None
+        return replace(expected, differences=differences)
+
+    def _differences(self, key: Key | None, column: str) -> tuple[float, ...] | None:
+        """Return the differences of a row; None: a run lacks it."""
+        changes = [_change(pair, key, column) for pair in self.pairs]
+        differences = tuple(change for change in changes if change is not None)
+        return differences if len(differences) == len(changes) else None
 
     def _target(self, key: Key | None, columns: Sequence[str] = _COLUMNS) -> Target | None:
         """Return a row as target, by the column that separates the commits best; None: its time did not grow."""
         targets = []
         for column in columns:
-            changes = [_change(pair, key, column) for pair in self.pairs]
-            differences = tuple(change for change in changes if change is not None)
-            if len(differences) == len(changes) and smallest_size(differences) > 0:
+            differences = self._differences(key, column)
+            if differences is not None and smallest_size(differences) > 0:
                 targets.append(Target(key=key, column=column, differences=differences))
         return max(targets, key=lambda target: target.separation, default=None)
 

@@ -260,6 +260,7 @@ NEUTRAL: Final[dict[str, tuple[str, Edit]]] = {
     "numbers of other steps": (JSUN, texts((r"Warm-up Step (\d)", "Warm-up Step 7$1"))),
     "a validation in the last step": (RECORDED, validated),
     "a smaller last batch": (RECORDED, last_batch),
+    "numbers of kernels that depend on the data": (JSUN, lost(scattered(0.05), launches=True)),
     "few lost kernels": (LINEAR, lost(PLACE.is_between(0.5, 0.5005))),
 }
 

@@ -11,6 +11,7 @@ from annot.analyze.comparison.comparable import comparability
 from annot.analyze.comparison.digest import Digest, digest
 from annot.analyze.comparison.pairs import LEVEL, differ_by_step, is_gone, is_rarer, usual
 from annot.attribution.attribute import attribute
+from annot.profile import Profile
 
 stats = pytest.importorskip("scipy.stats", reason="scipy is in the dev group")
 
@@ -99,3 +100,50 @@ def test_what_profiles_do_not_tell() -> None:
         "neither run has steps, so whole runs are compared"
     ]
     assert not any("shapes" in text for text in comparability([_run(3, BASE)], [_run(3, BASE)]).reservations)
+
+
+def _varied(inputs: list[str], kernels: list[int], calls: int = 0) -> Digest:
+    """Steps with a layer, each with its inputs and number of kernels. `calls` launches have lost their kernel."""
+    rows = Rows()
+    for step, (text, number) in enumerate(zip(inputs, kernels, strict=True)):
+        at = 1000 * step
+        rows.range(f"Batch {step} |step", at, at + 900)
+        rows.range(f"fc Linear {text} |fwd", at + 1, at + 800)
+        for kernel in range(number):
+            rows.kernel(at + 5 + kernel, (at + 10 * kernel + 10, at + 10 * kernel + 15))
+    profile = rows.build()
+    if calls:
+        profile = Profile.build(profile.meta, ranges=profile.ranges, launches=profile.launches,
+                                kernels=profile.kernels.head(-calls))  # fmt: skip
+    return digest(attribute(profile))
+
+
+def _kinds(a: Digest, b: Digest) -> list[str]:
+    kinds = [[reason.kind for reason in comparability([one], [two]).reasons] for one, two in ((a, b), (b, a))]
+    assert kinds[0] == kinds[1]
+    return kinds[0]
+
+
+def test_numbers_of_kernels_that_vary_in_one_run_are_a_lost_recording() -> None:
+    even, uneven = _varied(["[8,8]f32"] * 6, [4] * 6), _varied(["[8,8]f32"] * 6, [3, 5, 3, 5, 3, 5])
+    assert _kinds(even, uneven) == ["truncated"]
+    assert _kinds(uneven, uneven) == []
+
+
+def test_what_a_profile_lacks_is_said() -> None:
+    whole, lost = _varied(["[8,8]f32"] * 6, [4] * 6), _varied(["[8,8]f32"] * 6, [4] * 6, calls=1)
+    (reason,) = comparability([whole], [lost]).reasons
+    assert reason.text == "B: The profile lacks GPU activities: 1 of 24 kernel launches has no kernel"
+
+
+def test_inputs_that_vary_from_step_to_step() -> None:
+    """Their sizes are those of the same lengths, and what does not vary is the same."""
+
+    def texts(*lengths: int, width: int = 64) -> Digest:
+        return _varied([f"[8,{length},{width}]f32" for length in lengths], [1] * len(lengths))
+
+    base = texts(10, 13, 16, 19, 22, 25)
+    assert _kinds(base, texts(11, 14, 17, 20, 23, 27)) == []
+    assert _kinds(base, texts(110, 140, 170, 200, 230, 270)) == ["shapes"]
+    assert _kinds(texts(10, 13, 16), texts(110, 140, 170)) == []  # 2 of 20 ways: chance
+    assert _kinds(base, texts(11, 14, 17, 20, 23, 27, width=63)) == ["shapes"]

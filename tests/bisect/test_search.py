@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 
 import pytest
-from simulated_commits import SimulatedPairs
+from simulated_commits import SimulatedPairs, simulated_run
 from slow_history import commit, git, new_repository
 
 from annot.bisect.repository import Repository
 from annot.bisect.search import Answer, Question, Search
+from annot.bisect.target import Contrast, Target
 from annot.errors import AnnotError
 
 FAST: Mapping[str, float] = {f"blocks.{number}": 20_000.0 for number in range(5)} | {"head": 9_000.0}
@@ -147,6 +149,23 @@ def test_a_slow_program_is_a_slow_batch(tmp_path: Path) -> None:
     assert result.target is not None
     assert result.first_slow is not None
     assert (result.target.name, result.target.column, result.first_slow.subject) == ("Batch #", "speedup", "2")
+
+
+def test_one_hiccup_does_not_hide_an_expected_change() -> None:
+    random = Random(5)
+
+    def contrast(b: Mapping[str, float]) -> Contrast:
+        """Compare runs, of which one of the first side has a hiccup in the layer."""
+        pairs = [(simulated_run(FAST, random, 0.01), simulated_run(b, random, 0.01)) for _ in range(10)]
+        pairs[3] = simulated_run(FAST | {"blocks.3": 80_000.0}, random, 0.01), pairs[3][1]
+        return Contrast.of(pairs, above=1.0, level=0.005)
+
+    key = ("blocks.3", "Linear", "forward")
+    expected = Target(key=key, column="relative_speedup", differences=(0.26, 0.27, 0.25, 0.26, 0.27))
+    slower = contrast(SLOW)
+    assert slower.measured(key) is None
+    assert slower.like(expected) is not None
+    assert contrast(FAST).like(expected) is None
 
 
 def test_merged_branches(tmp_path: Path) -> None:

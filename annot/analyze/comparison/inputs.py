@@ -90,27 +90,29 @@ def _usual_alone(mine: Mapping[str, int], of: int, other: Mapping[str, int], of_
     """Return the values of most steps of a run that the other run lacks, or has in few steps only."""
     usual = [value for value, steps in mine.items() if steps >= _USUAL * of]
     few = {value: min(other.get(value, 0), of_other) for value in usual}
-    rare = [v for v in usual if few[v] < _USUAL * of_other and is_rarer(few[v], of_other, min(mine[v], of), of)]
-    return [value for value in usual if not few[value] or value in rare]
+    return [
+        value
+        for value in usual
+        if not few[value]
+        or (few[value] < _USUAL * of_other and is_rarer(few[value], of_other, min(mine[value], of), of))
+    ]
 
 
 def _other_sizes(pair: Pair) -> Difference:
     """Describe the longest layer whose inputs vary from step to step, with other sizes in the other run."""
     apart = []
     for layer, sides in _shared(pair):
-        texts = [[text for text in calls.texts if _shapes(text)] for calls in sides]
-        if not all(texts):
-            continue
-        sizes = [
-            [float(_elements(text)) for text in of for _ in range(calls.texts[text])]
-            for of, calls in zip(texts, sides, strict=True)
-        ]
-        fixed = [_fixed_sizes(of) for of in texts]
-        if any(fixed[0][place] != fixed[1][place] for place in fixed[0].keys() & fixed[1].keys()) or differ_by_step(
-            *sizes
-        ):
-            apart.append((layer, min(texts[0]), min(texts[1])))
+        a, b = ({text: steps for text, steps in calls.texts.items() if _shapes(text)} for calls in sides)
+        if a and b and a.keys() != b.keys():
+            fixed = _fixed_sizes(a), _fixed_sizes(b)
+            other = any(fixed[0][place] != fixed[1][place] for place in fixed[0].keys() & fixed[1].keys())
+            if other or differ_by_step(_elements_by_step(a), _elements_by_step(b)):
+                apart.append((layer, min(a), min(b)))
     return _described(pair, "input shapes", apart)
+
+
+def _elements_by_step(texts: Mapping[str, int]) -> list[float]:
+    return [float(_elements(text)) for text, steps in texts.items() for _ in range(steps)]
 
 
 def _fixed_sizes(texts: Collection[str]) -> dict[tuple[int, int], str]:
@@ -130,7 +132,7 @@ def _described(pair: Pair, what: str, apart: list[tuple[Layer, str, str]]) -> Di
     times = {(name, phase): ns for name, phase, ns in _times(pair).iter_rows()}
     if not apart:
         return Difference()
-    (name, phase), first, second = min(apart, key=lambda found: (-times.get(found[0], 0), found[0]))
+    (name, phase), first, second = min(apart, key=lambda of: (-times.get(of[0], 0), of[0]))
     share = sum(times.get(layer, 0) for layer, _, _ in apart) / max(sum(times.values()), 1)
     return Difference(f"the {what} differ: {name or '(model)'} {phase} {first} and {second}", share)
 

@@ -13,6 +13,8 @@ from annot.util.weak_keys import once_for_each
 
 _MOST: Final = 0.5
 """Kernels of the layers with this share of all kernels vary by step, or are fewer, in one of the runs only."""
+_FEWER: Final = 0.9
+"""A call has fewer kernels if it has less than this share: numbers of kernels can depend on the data."""
 _EMPTY: Final = 0.1
 """Share of the steps without a kernel or a layer that one run has more than the other."""
 
@@ -71,9 +73,8 @@ def _fewer_kernels(pair: Pair) -> Difference:
     sides = [_kernels_of(run) for run in pair.runs]
     for fewer, more in ((0, 1), (1, 0)):
         rows = sides[more].join(sides[fewer], on=["layer", "phase"], suffix="_few")
-        rows = rows.filter(
-            pl.col("kernels_few") < pl.col("kernels"), pl.col("names_few").list.set_difference("names").list.len() == 0
-        )
+        has_no_other = pl.col("names_few").list.set_difference("names").list.len() == 0
+        rows = rows.filter(pl.col("kernels_few") < _FEWER * pl.col("kernels"), has_no_other)
         if int(rows["total"].sum()) > _MOST * int(sides[more]["total"].sum()):
             names = f"{pair.names[fewer]} than of {pair.names[more]}"
             return Difference(f"the same kernels run less often in most layers of {names}: its recording lost some")
