@@ -1,4 +1,4 @@
-"""What a reader should know about the steps of compared runs: hiccups, drift, steps that depend on each other."""
+"""Hiccups and drift in the steps of compared runs, and steps that depend on each other: what a reader should know."""
 
 from __future__ import annotations
 
