@@ -19,8 +19,8 @@ from annot.analyze.comparison.rows import folded_layers, numbers, rows_of
 from annot.analyze.comparison.runs import SUBJECTS, Folds, Measured, Runs, Subject
 from annot.analyze.comparison.steadiness import notes
 
-_STEADIER: Final = 2
-"""Times are those of fast steps if they vary less by this factor than those of typical steps."""
+_FASTEST: Final = (None, 0.25, 0.1)
+"""Shares of the steps, the fastest, of which the samples may be; None: typical steps."""
 _OF_NAMES: Final = ("kind", "kernel")
 """Groupings of kernels rather than layers."""
 
@@ -116,7 +116,9 @@ def compare(
     if whole is None:
         raise ValueError("neither profile contains times to compare")
     table, comparable = rows_of(runs, by, evidence), comparability(a, b)
-    folded = None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds, fast=runs.fast), evidence)
+    folded = (
+        None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds, fastest=runs.fastest), evidence)
+    )
     return Comparison(
         by=by,
         rows=table.rows,
@@ -137,13 +139,14 @@ def compare(
 
 
 def _steadier(a: Sequence[Digest], b: Sequence[Digest]) -> Runs:
-    """The runs with the times of typical steps, or of fast steps if these vary far less."""
-    typical, fast = Runs(a, b), Runs(a, b, fast=True)
-    noise = []
-    for runs in (typical, fast):
-        samples, evidence = runs.of_nodes.samples, Evidence(runs.samples, runs.between_runs, 1.0)
-        noise.append(RowEvidence(evidence, samples, samples, {}, [None] * len(samples), runs.whole.samples[0]).noise)
-    return fast if noise[0] > _STEADIER**2 * noise[1] else typical
+    """The runs with the times of the steps that vary least between runs of a side."""
+    candidates = [Runs(a, b, fastest=share) for share in _FASTEST]
+    return min(candidates, key=_noise)
+
+
+def _noise(runs: Runs) -> float:
+    samples, evidence = runs.of_nodes.samples, Evidence(runs.samples, runs.between_runs, 1.0)
+    return RowEvidence(evidence, samples, samples, {}, [None] * len(samples), runs.whole.samples[0]).noise
 
 
 def _devices(a: Sequence[Digest], b: Sequence[Digest]) -> tuple[str, str]:

@@ -44,15 +44,15 @@ class Shift:
     Args:
         factor: b / a (Hodges–Lehmann).
         low, high: interval of the factor; None: unknown.
-        p: two-sided p-value; None: unknown.
-        relative: the factor relative to the other rows of each run; None: there are none.
+        p: two-sided p-value; None: unknown. That of a row with other rows is the p-value of its relative change.
+        relative: the change relative to the other rows of each run; None: there are none.
     """
 
     factor: float
     low: float | None
     high: float | None
     p: float | None
-    relative: float | None = None
+    relative: Shift | None = None
 
 
 class Evidence:
@@ -193,14 +193,16 @@ class RowEvidence(Evidence):
         references = [others for others in self._others(row) if others]
         if measured is None or not references or min(samples) <= 0:
             return measured
-        tests = []
-        for others in references:
-            values = self._relative(samples, others)
-            p = self._p(values, others)
-            tests.append((1.0 if p is None else p, math.exp(shift(*self._sides(values))), p))
-        least, relative, p = (min if self.between_runs else max)(tests)
-        times = len(tests) if self.between_runs else 1
-        return replace(measured, relative=relative, p=None if p is None else min(least * times, 1.0))
+        changes = [self._relative_change(samples, others) for others in references]
+        which, times = (min, len(changes)) if self.between_runs else (max, 1)
+        relative = which(changes, key=lambda change: 1.0 if change.p is None else change.p)
+        p = None if relative.p is None else min(relative.p * times, 1.0)
+        return replace(measured, relative=relative, p=p)
+
+    def _relative_change(self, samples: Times, others: Sequence[int]) -> Shift:
+        values = self._relative(samples, others)
+        estimate, error = shift(*self._sides(values)), math.sqrt(self._moderated(values)[0]) if self.freedom else None
+        return Shift(math.exp(estimate), *self._interval(values, estimate, error), self._p(values, others))
 
     def _tested(self) -> list[int]:
         """The rows that variances are averaged over."""

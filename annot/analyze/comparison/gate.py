@@ -1,19 +1,21 @@
 """Whether a comparison shows that something became slower: the decision of a gate in CI.
 
-A row is slower if its time grew by more than the allowed factor, most of it relative to the other layers of each run,
-with a p-value that the procedure of Benjamini and Hochberg accepts at the error level. The times of a step and of
-everything are tested as measured. P-values are two-sided and only growth counts, so that rows have one half of the
-error level, and the step has the other: of comparisons of equal runs, at most the error level end with "slower".
+A row is slower if its time relative to the other layers of each run grew by more than the allowed factor, with a
+p-value that the procedure of Benjamini and Hochberg accepts at the error level. A busy machine slows all layers alike,
+so that the time as measured is no evidence. If the other layers became faster, the time of the row must have grown as
+measured, too. The times of a step and of everything are tested as measured. P-values are two-sided and only growth
+counts, so that rows have one half of the error level, and the step has the other: of comparisons of equal runs, at most
+the error level end with "slower".
 
-One run on each side does not show what differs between two runs of the same code. A layer is then slower if its change
-stands out from those of the other layers.
+One run of a side does not show what differs between two runs of the same code: a step that is longer in it leaves the
+decision open. With one run on each side, a layer is slower if its change stands out from those of the other layers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
@@ -46,8 +48,8 @@ class Decision:
             differ in more than time; else "same".
         rows: the slower rows, each change at the innermost row that has it, and new rows, with the columns of
             `Comparison.rows` and factor (b / a of the time that counts to the row: without that of slower rows inside;
-            null: a new row), factor_low, factor_high, p (null: unknown) and regression_ns (growth of this time). The
-            largest regression comes first.
+            relative to the other rows where these count; null: a new row), factor_low, factor_high, p (null: unknown)
+            and regression_ns (growth of this time). The largest regression comes first.
         step_slower: whether the step or the total time became slower.
         level: error level of the decision; None: unknown, as there is one run on each side.
         sentences: the reasons, without full stops. B is the second side.
@@ -88,7 +90,7 @@ def decide(
     gate, between_runs = _Gate(comparison, above, level, least_share), comparison.evidence.between_runs
     places = gate.places()
     rows = [gate.row_text(row, change) for row, (_, change) in places.items()]
-    totals = gate.totals(level)
+    totals = gate.totals(level) if min(comparison.runs) > 1 or above < 1 else []
     status: Status
     if rows or totals:
         status, sentences = "slower", [*_shortened(rows), *totals]
@@ -121,7 +123,9 @@ class _Gate:
         rows, shifts, shares = comparison.rows, comparison.evidence.shifts, comparison.evidence.shares
         apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
         tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
-        self.shifts = {row: change for row in tested if (change := shifts[row]) is not None}
+        faster = (each for each in self._total_changes().values() if each.factor < 1)
+        self._are_faster = any(each.p is None or each.p <= level for each in faster)
+        self.shifts = {row: change for row in tested if (change := self._own(shifts[row])) is not None}
         self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
         new, gone = (~apart & (rows["only_in"] == side).fill_null(False) for side in "ba")
         grown = rows.select(pl.col("b_ns").filter(new).sum() > above * pl.col("a_ns").filter(gone).sum()).item()
@@ -132,17 +136,20 @@ class _Gate:
         slower = {row: change for row, change in self.shifts.items() if self._is_slower(change, self.most)}
         rows = [*self.new, *slower]
         if self.comparison.nesting is None:
-            growth = self.comparison.rows["difference_ns"].to_list()
-            places = {row: (growth[row], slower.get(row)) for row in rows}
+            sides = self.comparison.rows.select(pl.col("a_ns", "b_ns").fill_null(0)).rows()
+            changes = {row: (sides[row], slower.get(row)) for row in rows}
         else:
             times = self.comparison.nesting.at_their_place(rows, self.comparison.own, self._is_place)
             evidence = self.comparison.evidence
-            places = {row: (_growth(evidence.means(each)), evidence.of_row(row, each)) for row, each in times.items()}
+            changes = {
+                row: (evidence.means(each), self._own(evidence.of_row(row, each))) for row, each in times.items()
+            }
+        places = {row: (_growth(means, change), change) for row, (means, change) in changes.items()}
         return dict(sorted(places.items(), key=lambda place: (-place[1][0], place[0])))
 
     def _is_place(self, row: int, times: Times) -> bool:
         """Whether a row is slower, or new, without the time of slower rows inside."""
-        change = self.comparison.evidence.of_row(row, times)
+        change = self._own(self.comparison.evidence.of_row(row, times))
         is_slower = row in self.new if change is None else self._is_slower(change, self.most)
         return is_slower and self.comparison.evidence.share(times) >= self.least_share
 
@@ -210,8 +217,6 @@ class _Gate:
         notes = []
         if change.low is not None and change.high is not None and self.comparison.level is not None:
             notes.append(f"{100 * (1 - self.comparison.level):.3g}% interval {change.low:.3f} to {change.high:.3f}")
-        if change.relative is not None:
-            notes.append(f"{change.relative:.3f} relative to other rows")
         if change.p is not None:
             notes.append(f"p = {change.p:.1g}")
         return f"{name} takes {change.factor:.3f} times as long in B" + (f" ({', '.join(notes)})" if notes else "")
@@ -220,9 +225,21 @@ class _Gate:
         return self._exceeds(change) and (self.above < 1 or (change.p is not None and change.p <= most))
 
     def _exceeds(self, change: Shift) -> bool:
-        """Whether a time grew by more than the allowed factor, at least half of it relative to other rows."""
-        is_own = change.relative is None or self.above < 1 or change.relative**2 >= change.factor
-        return change.factor > self.above and is_own
+        """Whether a time grew by more than the allowed factor."""
+        return change.factor > self.above
+
+    def _own(self, change: Shift | None) -> Shift | None:
+        """The change of a row that counts: the relative one, unless others became faster and it grew less as measured.
+
+        With one run on each side it is unknown whether others became faster.
+        """
+        if change is None or self.above < 1:
+            return change
+        if change.relative is None:  # as the totals
+            return change if min(self.comparison.runs) > 1 else replace(change, p=None)
+        relative = replace(change.relative, p=change.p)
+        uncertain = self._are_faster or not self.comparison.evidence.between_runs
+        return change if uncertain and change.factor < relative.factor else relative
 
 
 def _largest_accepted(p_values: Iterable[float | None], level: float) -> float:
@@ -243,5 +260,6 @@ def _columns(change: Shift | None) -> tuple[float | None, ...]:
     return (None,) * 4 if change is None else (change.factor, change.low, change.high, change.p)
 
 
-def _growth(means: tuple[float, float]) -> float:
-    return means[1] - means[0]
+def _growth(means: tuple[float, float], change: Shift | None) -> float:
+    """The growth of a time (ns): that of a new row is its time."""
+    return means[1] - means[0] if change is None else means[0] * (change.factor - 1)

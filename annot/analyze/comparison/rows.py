@@ -48,7 +48,7 @@ class Table:
 def numbers(a: float, b: float, change: Shift | None, longer: float) -> dict[str, Any]:
     """Return the numbers of a row, given its mean times (0: absent) and that of everything on the longer side."""
     change = change or Shift(b / a if a else 0.0, None, None, None)
-    factors = (change.factor, change.high, change.low, change.relative)
+    factors = (change.factor, change.high, change.low, change.relative and change.relative.factor)
     speedup, low, high, relative = (1 / factor if factor else None for factor in factors)
     return {
         "a_ns": a or None,

@@ -31,7 +31,6 @@ _BLOCKS: Final = 10
 """Most blocks of consecutive steps that a run is divided into."""
 _FEW: Final = 2
 """Number of steps whose mean is not robust."""
-_TENTH: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +85,30 @@ class Runs:
 
     A sample is a robust time per step: that of the steps with time, times their fraction of the steps. That of typical
     steps is the mean of the middle half: up to a quarter of the steps can have any time. Other programs on the machine
-    only ever add time, so that on a busy machine fast steps vary far less: a tenth of the steps is below their time.
-    The samples are those of runs, or if there is one run on each side, those of blocks of consecutive steps, at most as
-    many as the run has independent steps.
+    only ever add time, so that on a busy machine the mean of the fastest steps varies far less. The samples are those
+    of runs, or if there is one run on each side, those of blocks of consecutive steps, at most as many as the run has
+    independent steps.
 
     Args:
         a, b: the runs of each side.
         folds: the path that repeated layers of each side share; they have one path in the tree.
-        fast: whether samples are those of fast steps.
+        fastest: share of the steps, the fastest, that samples are from; None: typical steps.
 
     Raises:
         ValueError: a side has no run.
     """
 
     def __init__(
-        self, a: Sequence[Digest], b: Sequence[Digest], folds: tuple[Folds, Folds] = ({}, {}), *, fast: bool = False
+        self,
+        a: Sequence[Digest],
+        b: Sequence[Digest],
+        folds: tuple[Folds, Folds] = ({}, {}),
+        *,
+        fastest: float | None = None,
     ) -> None:
         if not a or not b:
             raise ValueError("a comparison needs a run on each side")
-        self.runs, self.folds, self.fast = [*a, *b], folds, fast
+        self.runs, self.folds, self.fastest = [*a, *b], folds, fastest
         self.sizes = len(a), len(b)
         """Number of runs of each side."""
         self.on_gpu = all(run.meta["on_gpu"] for run in self.runs)
@@ -206,7 +210,7 @@ class Runs:
         for table, blocks in zip(tables, self._blocks, strict=True):
             by_step = table.group_by("group", "step").agg(ns.sum())
             means.append(_column(by_step.group_by("group").agg(ns.sum() / blocks.height), number))
-            location, steps = (_fast if self.fast else _typical)(ns), pl.col("steps").first()
+            location, steps = _typical(ns, self.fastest), pl.col("steps").first()
             robust = pl.when((ns.len() == 1) & (steps > _FEW)).then(0.0).otherwise(location * ns.len() / steps)
             of_block = by_step.join(blocks, on="step").group_by("group", "block").agg(robust)
             columns = of_block.partition_by("block", as_dict=True, include_key=False)
@@ -215,15 +219,12 @@ class Runs:
         return Measured(list(zip(*means, strict=True)), list(zip(*samples, strict=True)))
 
 
-def _typical(ns: pl.Expr) -> pl.Expr:
-    """The mean of the middle half."""
+def _typical(ns: pl.Expr, fastest: float | None) -> pl.Expr:
+    """The mean of the middle half, or of a share of the fastest."""
+    if fastest is not None:
+        return ns.sort().head((ns.len() * fastest).ceil().cast(pl.UInt32)).mean()
     cut = (ns.len() + 1) // 4
     return ns.sort().slice(cut, ns.len() - 2 * cut).mean()
-
-
-def _fast(ns: pl.Expr) -> pl.Expr:
-    """The time below which a tenth is."""
-    return ns.quantile(_TENTH, "linear")
 
 
 def _totals(times: pl.DataFrame, count: int) -> list[float]:

@@ -76,6 +76,8 @@ def t_p_value(t: float, freedom: float) -> float:
     """
     if math.isinf(freedom):
         return math.erfc(abs(t) / math.sqrt(2))
+    if t * t < 1:  # 1 - x has more digits than x
+        return 1 - _incomplete_beta(t * t / (freedom + t * t), 0.5, freedom / 2)
     return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 

@@ -27,8 +27,10 @@ def notes(runs: Runs) -> tuple[str, ...]:
     """Return sentences without full stops about the steps of each side, and about the order of its runs."""
     series, size = runs.step_totals, runs.sizes[0]
     sentences = []
-    if runs.fast:
-        sentences.append("typical steps vary too much: speedups are those of fast steps, a tenth of the steps is below")
+    if runs.fastest is not None:
+        sentences.append(
+            f"typical steps vary more: speedups are those of the fastest {runs.fastest:.0%} of the steps of each run"
+        )
     for name, side in (("A", series[:size]), ("B", series[size:])):
         long = [each for each in side if len(each) >= _FEWEST]
         sentences += [*_hiccups(name, long), *_drifts(name, long)]
