@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,25 +68,26 @@ def slow_on_cpu(forward: Callable[[Tensor], Tensor], share: float) -> Callable[[
 
 def slow_on_gpu(forward: Callable[[Tensor], Tensor], share: float) -> Callable[[Tensor], Tensor]:
     """Return a forward whose kernels take longer by a share of the time that they took in a first call."""
+    cuda: Any = torch.cuda  # its functions have no types
     cycles = list[int]()
 
     def milliseconds(call: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()
         end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        cuda.synchronize()
+        return float(start.elapsed_time(end))
 
     def slowed(x: Tensor) -> Tensor:
         if not cycles:
             for _ in range(_SETTLE):
                 forward(x)
-                torch.cuda._sleep(1_000_000)
-            per_ms = 10_000_000 / milliseconds(lambda: torch.cuda._sleep(10_000_000))
+                cuda._sleep(1_000_000)
+            per_ms = 10_000_000 / milliseconds(lambda: cuda._sleep(10_000_000))
             cycles.append(round(share * per_ms * milliseconds(lambda: [forward(x) for _ in range(20)]) / 20))
         out = forward(x)
-        torch.cuda._sleep(cycles[0])
+        cuda._sleep(cycles[0])
         return out
 
     return slowed
@@ -109,14 +111,14 @@ def main() -> None:
     if options.slow:
         layer = network.get_submodule(SLOWED)
         slow = slow_on_gpu if on_gpu else slow_on_cpu
-        layer.forward = slow(layer.forward, options.slow)  # type: ignore[method-assign]
+        layer.forward = slow(layer.forward, options.slow)
     data = [(torch.randn(batch, length, 64), torch.randint(10, (batch,))) for _ in range(options.steps)]
     with emit_ranges(network):
         for inputs, labels in batches(data):
             scores = network(inputs.to(options.device))
             loss = nn.functional.cross_entropy(scores, labels.to(options.device))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 
