@@ -121,13 +121,13 @@ class Contrast:
         gone_ns = self.comparison.rows.filter(only_in="a")["a_ns"].sum()
         for layer, module, phase, a_ns, b_ns in self.decision.rows.select(*KEY, "a_ns", "b_ns").iter_rows():
             is_new = a_ns is None and gone_ns < _REPLACED * b_ns
-            if is_new and (target := self._target((layer, module, phase), (_SHARE,))):
+            if is_new and self._is_longer(target := self._target((layer, module, phase), (_SHARE,))):
                 return target
             around = ((outer, "", phase) for outer in layer_path.above(layer))
             for row in ((layer, module, phase), *around):
-                if target := self._target(row):
+                if target := self.measured(row):
                     return target
-        return self._target(None)
+        return self.measured(None)
 
     def layer_target(self, layer: str) -> Target | None:
         """Return a layer as target, in the phase that lost most time; None: it is not slower.
@@ -144,7 +144,10 @@ class Contrast:
     def measured(self, key: Key | None) -> Target | None:
         """Return a row as target, without a correction for many rows; None: it is not slower."""
         target = self._target(key)
-        return target if target is not None and target.interval(self.level)[1] > self.above else None
+        return target if self._is_longer(target) else None
+
+    def _is_longer(self, target: Target | None) -> bool:
+        return target is not None and target.interval(self.level)[1] > self.above
 
     def like(self, expected: Target) -> Target | None:
         """Return the row of another target if its change is like that; one pair with a hiccup does not matter."""

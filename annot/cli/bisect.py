@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,13 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find the first slow commit, print it, and return the exit status."""
     from annot.bisect.pairs import Program, open_pairs
-    from annot.bisect.repository import Repository, command_for_worktrees
+    from annot.bisect.repository import Repository, command_for_worktrees, plain_environment
     from annot.bisect.search import Question, Search
     from annot.collect.logged_run import terminable
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("COMMAND is missing: annot bisect --good REV --bad REV -- python train.py")
+    for name in os.environ.keys() - plain_environment().keys():  # of git; the commands of the user may run git, too
+        del os.environ[name]
     here = Path.cwd()
     repository = Repository(here)
     program = Program(

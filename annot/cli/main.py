@@ -53,7 +53,7 @@ exit status:
   2    wrong usage
   3    annot compare --fail-above: slower
   4    annot compare --fail-above: not comparable
-  5    annot compare --fail-above: more runs are needed to decide
+  5    annot compare --fail-above: more runs are needed to decide; annot bisect: no commit is named
   130  Ctrl-C
   annot run returns the exit status of its command.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import glob
+import hashlib
 import io
 import json
 import os
@@ -52,6 +53,7 @@ cpu and gpu (model, of the run; null: unknown), annot (version), step_count (num
 median wall-clock time; null: unknown)."""
 
 _VERSION: Final = 1
+_UNSEALED: Final = "0" * 64
 _SUFFIX: Final = ".parquet"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _SECONDS: Final = 20.0
@@ -125,10 +127,20 @@ def save(name: str, runs: Sequence[Digest], store: str, *, force: bool = False, 
     table = pl.concat([_origin(run).hstack(as_row(run)) for run in runs])
     if append and name in list_baselines(store):
         table = pl.concat([_table(path, [*ORIGIN, *_DIGEST]), table])
-    file = io.BytesIO()
-    table.write_parquet(file, metadata={"annot": json.dumps({"baseline": _VERSION})}, row_group_size=1)
-    write(path, file.getvalue())
+    write(path, sealed(table))
     return table.select(*ORIGIN)
+
+
+def sealed(table: pl.DataFrame) -> bytes:
+    """Return a Parquet file whose metadata have its checksum: polars can abort the process for damaged files.
+
+    The checksum is that of the file with zeros in its place.
+    """
+    file = io.BytesIO()
+    metadata = {"annot": json.dumps({"baseline": _VERSION, "sha256": _UNSEALED})}
+    table.write_parquet(file, metadata=metadata, row_group_size=1)
+    before, place, after = file.getvalue().rpartition(_UNSEALED.encode())
+    return before + hashlib.sha256(before + place + after).hexdigest().encode() + after
 
 
 def read(name: str, store: str) -> Baseline:
@@ -194,6 +206,10 @@ def _table(path: str, columns: Sequence[str]) -> pl.DataFrame:
         if not isinstance(said, dict) or said.get("baseline") != _VERSION:
             newer = isinstance(said, dict) and "baseline" in said
             raise ValueError("another version of annot wrote it" if newer else "annot did not write it")
+        seal = str(said.get("sha256"))
+        before, _, after = content.rpartition(seal.encode())
+        if hashlib.sha256(before + _UNSEALED.encode() + after).hexdigest() != seal:
+            raise ValueError("it is damaged")
         table = pl.read_parquet(io.BytesIO(content), columns=[*columns])
         if wrong := [name for name, dtype in ORIGIN.items() if table.schema[name] != dtype]:
             raise ValueError(f"its column {wrong[0]} has the type {table.schema[wrong[0]]}")

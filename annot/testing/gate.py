@@ -264,7 +264,7 @@ def baseline_name(nodeid: str) -> str:
 
 def _other_machine(baseline: Baseline) -> str:
     """Return how the machine of the last run of a baseline differs from this one; empty: it does not."""
-    there, here = baseline.origins.row(-1, named=True), {"cpu": cpu_name(), "cores": os.cpu_count()}
+    there, here = baseline.origins.row(-1, named=True), {"cpu": " ".join(cpu_name().split()), "cores": os.cpu_count()}
     differences = [
         f"{name} {there[name]}, here {value}" for name, value in here.items() if there[name] not in (value, None)
     ]

@@ -101,6 +101,24 @@ def test_a_busy_machine_hides_no_layer() -> None:
     assert 1.15 < decision.rows["factor"][0] < 1.25
 
 
+def test_new_layers_count_once() -> None:
+    """A layer is called otherwise and has a layer inside: its time is that of the layer that is gone."""
+    run = simulated(np.random.default_rng(8), layers=12, machine=0)
+    old = run.nodes["layer"].to_list().index("net.5")
+    renamed = run.nodes.with_columns(pl.col("layer").replace({"net.5": "net.new"}))
+    inside = renamed[old].with_columns(parent=pl.lit(old, pl.Int32), layer=pl.lit("net.new.fc"))
+    node = pl.when(pl.col("node") == old).then(run.nodes.height).otherwise("node").cast(pl.Int32).alias("node")
+    nested = replace(run, nodes=pl.concat([renamed, inside]), times=run.times.with_columns(node))
+    assert decide(compare([run], [nested]), above=1.05, force=True).rows.is_empty()
+    assert decide(compare([nested], [run]), above=1.05, force=True).rows.is_empty()
+
+
+def test_gpu_work_in_few_steps_has_no_typical_step() -> None:
+    run = simulated(np.random.default_rng(8), layers=12, machine=0.01)
+    few = replace(run, times=run.times.filter(pl.col("step") < 3))
+    assert decide(compare([few], [few]), above=1.05, force=True).status in ("same", "undecided")
+
+
 @pytest.mark.parametrize(("runs", "status"), [(1, "undecided"), (2, "slower")])
 def test_one_run_of_a_side_does_not_tell_a_slower_machine_from_slower_code(runs: int, status: str) -> None:
     random = np.random.default_rng(8)

@@ -121,10 +121,12 @@ def test_examples_use_inputs_of_the_action() -> None:
     assert all("command" in given for given in used)
 
 
-def test_comment_is_text_of_a_stranger(tmp_path: Path) -> None:
-    """A branch name runs no command, and a report mentions nobody."""
+@pytest.mark.parametrize("comment_id", ["", "9"])
+def test_comment_is_text_of_a_stranger(tmp_path: Path, comment_id: str) -> None:
+    """A branch name runs no command, and a report mentions nobody. An earlier comment of the workflow is replaced."""
     calls, gh = tmp_path / "calls", tmp_path / "gh"
-    gh.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n[ "$1" = api ] && echo 7\nexit 0\n')
+    answers = f'case "$2" in --method) echo 7;; --paginate) echo "{comment_id}";; esac'
+    gh.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n{answers}\n')
     gh.chmod(0o755)
     report = tmp_path / "report.md"
     report.write_text("slower: `blocks.20` @everyone\n" + "é" * 60_000, encoding="utf-8")
@@ -137,11 +139,12 @@ def test_comment_is_text_of_a_stranger(tmp_path: Path) -> None:
     }
     script = script_of(ROOT / "examples/workflows/speed-comment.yml", "Comment")
     subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environ, timeout=60, check=True)
-    asked, said = calls.read_text(encoding="utf-8").splitlines()
+    asked, listed, said = calls.read_text(encoding="utf-8").splitlines()
+    assert "repos/owner/project/issues/7/comments" in listed
     assert "head=mallory:$(touch pwned);`touch pwned`" in asked
-    assert said.startswith("pr comment 7 --body-file comment.md")
+    assert said.startswith("api --silent --method PATCH" if comment_id else "pr comment 7 --body-file comment.md")
     comment = (tmp_path / "comment.md").read_text(encoding="utf-8")
-    assert comment.startswith("slower: `blocks.20` @\u200beveryone\n")
+    assert comment.startswith("<!-- annot speed -->\nslower: `blocks.20` @\u200beveryone\n")
     assert len(comment) < 65_536
     assert not (tmp_path / "pwned").exists()
 
@@ -170,16 +173,17 @@ def test_action_stores_a_baseline_and_compares(tmp_path: Path) -> None:
     script = script_of(ROOT / "action.yml", "Profile and compare")
     output, summary = tmp_path / "output", tmp_path / "summary"
     inputs = {name: str(value.get("default", "")) for name, value in loaded(ROOT / "action.yml")["inputs"].items()}
-    variables = {name.upper().replace("-", "_"): value for name, value in inputs.items()}
-    variables |= {"RUNS": "3", "FAIL_ABOVE": "1.5", "COLLECTOR": "recorder", "ANNOT_BASELINES": ".annot/baselines"}
-    variables |= {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
+    inputs |= {"runs": "3", "fail-above": "1.5", "collector": "recorder"}
+    variables = {f"ACTION_{name.upper().replace('-', '_')}": value for name, value in inputs.items()}
+    variables |= {"ANNOT_BASELINES": ".annot/baselines", "GITHUB_OUTPUT": str(output)}
+    variables["GITHUB_STEP_SUMMARY"] = str(summary)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     def run(folder: str, **given: str) -> tuple[int, str, str]:
         """Return the exit status, the annotations and outputs, and the summary."""
         output.write_text("")
         summary.write_text("")
-        environ = {**os.environ, **variables, "PATH": path, "FOLDER": folder, **given}
+        environ = {**os.environ, **variables, "PATH": path, "ACTION_FOLDER": folder, **given}
         words = ["bash", "--noprofile", "--norc", "-c", script]
         done = subprocess.run(
             words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
@@ -187,13 +191,13 @@ def test_action_stores_a_baseline_and_compares(tmp_path: Path) -> None:
         return done.returncode, done.stdout + output.read_text(), summary.read_text(encoding="utf-8")
 
     same, slower = "python train.py 20", "python train.py 80"
-    status, said, text = run("first", COMMAND=same)
+    status, said, text = run("first", ACTION_COMMAND=same)
     assert (status, text) == (0, "")
     assert "::warning::annot has no baseline main yet" in said
-    assert run("stored", COMMAND=same, UPDATE="true")[0] == 0
-    status, said, text = run("second", COMMAND=slower)
+    assert run("stored", ACTION_COMMAND=same, ACTION_UPDATE="true")[0] == 0
+    status, said, text = run("second", ACTION_COMMAND=slower)
     assert (status, "status=3\nreport=second/report.md" in said) == (3, True), said
     assert text.startswith("**❌ Slower** – second")
-    status, said, text = run("third", COMMAND=same, AGAINST=same)
+    status, said, text = run("third", ACTION_COMMAND=same, ACTION_AGAINST=same)
     assert (status, "status=0" in said) == (0, True), said
     assert text.startswith("**✅ Not slower**")

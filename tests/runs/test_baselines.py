@@ -157,6 +157,8 @@ def rows_with(table: str, **columns: Any) -> pl.DataFrame:
 
 def written(table: pl.DataFrame, version: object = 1) -> bytes:
     """Return the file of a table."""
+    if version == 1:
+        return baselines.sealed(table)
     file = io.BytesIO()
     table.write_parquet(file, metadata={"annot": json.dumps({"baseline": version})})
     return file.getvalue()
@@ -211,7 +213,7 @@ WHOLE = written(row_with())
 @settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_any_damage_is_an_annot_error(data: st.DataObject) -> None:
-    """Changed bytes give a baseline or an AnnotError, nothing else."""
+    """Changed bytes give an AnnotError before polars reads the rows: it aborts the process for some of them."""
     content = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -219,6 +221,7 @@ def test_any_damage_is_an_annot_error(data: st.DataObject) -> None:
     storage.pipe_file("/fuzzed/main.parquet", bytes(content))
     with suppress(AnnotError):
         read("main", "memory://fuzzed")
+        assert bytes(content) == WHOLE
 
 
 KILLED = """

@@ -14,7 +14,7 @@ decision open. With one run on each side, a layer is slower if its change stands
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ Status: TypeAlias = Literal["same", "slower", "undecided", "incomparable"]
 _COLUMNS: Final = dict.fromkeys(("regression_ns", "factor", "factor_low", "factor_high", "p"), pl.Float64)
 _NAMED: Final = 5
 """Most rows with a sentence."""
+_STEPS: Final = 10
+"""Fewest steps of a run that is alone on its side: with fewer, two hiccups in a layer are in the time of the run."""
 _DOUBTFUL: Final = 5
 """A gate is undecided about changes that have evidence at this multiple of the error level."""
 _ONE_PAIR: Final = (
@@ -124,12 +126,22 @@ class _Gate:
         apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
         tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
         faster = (each for each in self._total_changes().values() if each.factor < 1)
+        steps = self.comparison.steps or (1, 1)
+        alone = [count for count, runs in zip(steps, comparison.runs, strict=True) if runs == 1]
+        self._are_typical = not comparison.evidence.between_runs or all(count >= _STEPS for count in alone)
         self._are_faster = any(each.p is None or each.p <= level for each in faster)
         self.shifts = {row: change for row in tested if (change := self._own(shifts[row])) is not None}
         self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
-        new, gone = (~apart & (rows["only_in"] == side).fill_null(False) for side in "ba")
-        grown = rows.select(pl.col("b_ns").filter(new).sum() > above * pl.col("a_ns").filter(gone).sum()).item()
-        self.new = {row for row in tested if new[row]} if grown else set[int]()
+        new, gone = (set((~apart & (rows["only_in"] == side).fill_null(False)).arg_true()) for side in "ba")
+        self.new = new & set(tested) if self._sums(new)[1] > above * self._sums(gone)[0] else set[int]()
+
+    def _sums(self, rows: Collection[int]) -> tuple[float, float]:
+        """The time in any of these rows, of each side (ns)."""
+        if self.comparison.nesting is None:
+            return self.comparison.rows[sorted(rows)].select(pl.col("a_ns", "b_ns").sum()).row(0)
+        times = self.comparison.nesting.at_their_place(rows, self.comparison.own, lambda row, times: True)
+        sides = [self.comparison.evidence.means(each) for each in times.values()]
+        return sum(a for a, _ in sides), sum(b for _, b in sides)
 
     def places(self) -> dict[int, tuple[float, Shift | None]]:
         """The slower and the new rows, with the growth (ns) and the change of the time that counts to each."""
@@ -237,7 +249,7 @@ class _Gate:
             return change
         if change.relative is None:  # as the totals
             return change if min(self.comparison.runs) > 1 else replace(change, p=None)
-        relative = replace(change.relative, p=change.p)
+        relative = replace(change.relative, p=change.p if self._are_typical else None)
         uncertain = self._are_faster or not self.comparison.evidence.between_runs
         return change if uncertain and change.factor < relative.factor else relative
 

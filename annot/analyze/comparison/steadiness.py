@@ -37,13 +37,14 @@ def notes(runs: Runs) -> tuple[str, ...]:
         if not runs.between_runs:
             sentences += _dependent(name, long)
         order = [median(each) for each in side]
-        if len(side) >= _FEWEST and drift(order)[1] <= _NOTICED_OVER_RUNS:
+        if len(side) >= _FEWEST and order[0] and drift(order)[1] <= _NOTICED_OVER_RUNS:
             sentences.append(f"the runs of {name} change in their order by {order[-1] / order[0] - 1:+.0%}")
     return tuple(sentences)
 
 
 def _hiccups(name: str, side: Sequence[Sequence[float]]) -> Iterator[str]:
     """Say which steps are far longer than the others, if they change a mean."""
+    side = [series for series in side if median(series)]  # a GPU without work in most steps has no typical step
     far = [[step for step in series if step > _far_out(series)] for series in side]
     matters = any(
         sum(steps) - len(steps) * median(series) > _MATTERS * sum(series)
