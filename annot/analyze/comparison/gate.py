@@ -14,6 +14,7 @@ decision open. With one run on each side, a layer is slower if its change stands
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
@@ -213,8 +214,11 @@ class _Gate:
         if not self.comparison.evidence.between_runs:
             return ""
         for name, change in self._total_changes().items():
-            if change.low and change.high and (visible := math.sqrt(change.high / change.low)) > max(self.above, 1):
-                return f"the runs differ so much that {name} is slower only if it takes {visible:.2f} times as long"
+            if change.low is None or change.high is None:
+                continue
+            visible = math.sqrt(change.high / max(change.low, sys.float_info.min))
+            if visible > max(self.above, 1):
+                return f"the runs differ so much that {name} is slower only if it takes {visible:.3g} times as long"
         return ""
 
     def row_text(self, row: int, change: Shift | None) -> str:
