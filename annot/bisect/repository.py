@@ -113,7 +113,7 @@ class Repository:
         try:
             name = run_git(self.top, *words).strip()
         except AnnotError:
-            raise AnnotError(f"{revision!r} is no commit of {self.top}") from None
+            raise AnnotError(f"{self.top} lacks the commit {revision!r}") from None
         text = run_git(self.top, "log", "-1", "--no-show-signature", f"--format={_FIELDS}", name)
         name, parents, author, date, subject = text.rstrip("\n").split("\0")
         return Commit(name, tuple(parents.split()), author, date, subject)

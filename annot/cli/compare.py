@@ -11,9 +11,9 @@ the runs are compared at the layer around them. annot prints the five rows that 
 Two runs of the same code differ. Several runs of each side show by how much: --runs compares recorded runs, --repeat
 runs two commands in turns, and --baseline compares with the runs of annot baseline save.
 
---fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
-significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
-It is 5 if a time is longer and more runs are needed to decide.
+--fail-above F is for CI. The exit status is 3 if a step takes significantly more than F times as long in B, or a row
+with at least --least-share of the time does so relative to the other rows. It is also 3 if new rows take more than F
+times as long as removed rows. It is 5 if a time is longer and more runs are needed to decide.
 
 Runs that differ in device, layers, shapes, dtypes or profiler are compared with a note. With --fail-above, the exit
 status is then 4. With --force, such runs are compared anyway.

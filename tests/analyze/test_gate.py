@@ -138,6 +138,15 @@ def test_in_one_pair_a_layer_stands_out_from_the_changes_of_others() -> None:
     assert (decision.status, decision.rows.height) == ("undecided", 0)
 
 
+@pytest.mark.parametrize(("steps", "status"), [(9, "undecided"), (10, "slower")])
+def test_a_single_run_needs_steps(steps: int, status: str) -> None:
+    """A layer takes 60 % longer in one run against six: with few steps, hiccups may have done it."""
+    random = np.random.default_rng(8)
+    a = [simulated(random, layers=12, steps=steps, machine=0.01) for _ in range(6)]
+    b = simulated(random, slower=0.6, layer=5, layers=12, steps=steps, machine=0.01)
+    assert decide(compare(a, [b]), above=1.05).status == status
+
+
 def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:
     """One step takes many times as long in one layer."""
     is_hiccup = (pl.col("step") == 3) & (pl.col("node") == node)

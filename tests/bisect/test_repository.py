@@ -42,7 +42,7 @@ def test_a_commit_has_its_facts(folder: Path) -> None:
 
 @pytest.mark.parametrize("revision", ["nowhere", "", "--all", "HEAD:number.py", "HEAD~9"])
 def test_a_revision_that_is_no_commit_is_named(folder: Path, revision: str) -> None:
-    with pytest.raises(AnnotError, match=r"^'.*' is no commit of .*project$"):
+    with pytest.raises(AnnotError, match=r"project lacks the commit '.*'$"):
         Repository(folder).commit(revision)
 
 

@@ -64,6 +64,15 @@ def test_the_first_slow_commit_and_its_layer(slow: int, tmp_path: Path) -> None:
     assert [line for line in said if "7 commits: about 3 to try" in line]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_layer_of_another_name_is_no_change(seed: int) -> None:
+    """Chance alone makes the new layer or the step a little longer: the interval of the target has no change in it."""
+    random = Random(seed)
+    renamed = {name.replace("blocks.3", "layers.3"): time for name, time in FAST.items()}
+    pairs = [(simulated_run(FAST, random, 0.02), simulated_run(renamed, random, 0.02)) for _ in range(2)]
+    assert Contrast.of(pairs, above=1.0, level=0.005).target() is None
+
+
 def test_commits_that_do_not_run_are_skipped(tmp_path: Path) -> None:
     """Beside the slow commit they leave several suspects, elsewhere they do not matter."""
     folder = linear(tmp_path / "project", 10)

@@ -89,7 +89,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert error("--good", first) == (
         2, "annot: error: COMMAND is missing: annot bisect --good REV --bad REV -- python train.py",
     )  # fmt: skip
-    assert error("--good", "v9", *COMMAND) == (1, f"annot: error: 'v9' is no commit of {folder}")
+    assert error("--good", "v9", *COMMAND) == (1, f"annot: error: {folder} lacks the commit 'v9'")
     status, line = error("--good", second, "--bad", first, *COMMAND)
     assert (status, line.partition(": it is")[2]) == (1, " the other way round")
     status, line = error("--good", first, *OPTIONS, "--", sys.executable, "-c", "import sys; sys.exit('no GPU')")

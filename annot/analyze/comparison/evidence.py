@@ -252,7 +252,7 @@ class RowEvidence(Evidence):
         if not self.freedom:
             return 0.0, 0.0
         prior, freedom = self._prior
-        most = self.freedom * max(len(self._variances), 1)  # there is no more in the rows
+        most = self.freedom * max(len(self._variances), 1)  # the rows together have no more
         if math.isinf(freedom):
             return prior * self._scale, most
         both = freedom + self.freedom

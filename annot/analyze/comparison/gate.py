@@ -1,14 +1,14 @@
 """Whether a comparison shows that something became slower: the decision of a gate in CI.
 
 A row is slower if its time relative to the other layers of each run grew by more than the allowed factor, with a
-p-value that the procedure of Benjamini and Hochberg accepts at the error level. A busy machine slows all layers alike,
-so that the time as measured is no evidence. If the other layers became faster, the time of the row must have grown as
-measured, too. The times of a step and of everything are tested as measured. P-values are two-sided and only growth
-counts, so that rows have one half of the error level, and the step has the other: of comparisons of equal runs, at most
-the error level end with "slower".
+p-value that the procedure of Benjamini and Hochberg accepts at the error level. A busy machine slows all layers alike:
+only the time relative to other layers tells a slower layer from a slower machine. If the other layers became faster,
+the measured time of the row must grow, too. The times of a step and of everything are tested as measured. P-values are
+two-sided and only growth counts, so that rows have one half of the error level, and the step has the other: of
+comparisons of equal runs, at most the error level end with "slower".
 
-One run of a side does not show what differs between two runs of the same code: a step that is longer in it leaves the
-decision open. With one run on each side, a layer is slower if its change stands out from those of the other layers.
+A single run of a side does not tell slower code from a slower machine: a longer step leaves the decision open. With one
+run on each side, a layer is slower if its change stands out from those of the other layers.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def parameters(pair: Pair) -> Difference:
 
 
 def _differing(pair: Pair, what: str, values_of: Callable[[_Calls], Mapping[str, int]]) -> Difference:
-    """Describe the longest layer with a usual value in one run that is no value, or a rare one, in the other."""
+    """Describe the longest layer with a usual value in one run that the other lacks or rarely has."""
     apart = []
     for layer, sides in _shared(pair):
         a, b = (values_of(calls) for calls in sides)

@@ -35,7 +35,7 @@ class Nesting:
 
         Args:
             rows: the rows that may be returned.
-            own: self times of each node; a node without a row has none.
+            own: self times of each node; 0 for a node without a row.
             is_place: whether a row with these times is returned.
 
         Example:
