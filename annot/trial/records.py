@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from annot.live.request import Request, Result
 from annot.util.locked_folder import locked
 from annot.util.whole_files import write_file
 
+Kind: TypeAlias = Literal["check", "timed"]
+"""check: under the profiler, with losses; timed: as the user runs it."""
 _T = TypeVar("_T")
 BASE: Final = "base"
 """Name of the runs without a change."""
@@ -66,8 +68,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     """`BASE`, a change, or changes joined by "+"."""
-    kind: Literal["check", "timed"]
-    """check: under the profiler, with losses; timed: as the user runs it."""
+    kind: Kind
     number: int
     """Number of the run among those of this name and kind, from 1."""
     stage: int = 0
@@ -91,7 +92,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return stem(self.name, self.kind, self.number)
 
 
-def stem(name: str, kind: str, number: int) -> str:
+def stem(name: str, kind: Kind, number: int) -> str:
     """Return the name of the files of a run without a suffix."""
     return f"{name}.{kind}{number}"
 
@@ -165,3 +166,8 @@ def write_record(folder: Path, record: Record) -> None:
     """Write a record into the folder of a trial."""
     content = msgspec.json.format(msgspec.json.encode(record))
     write_file(folder / f"{record.stem}.json", [content, b"\n"], force=True)
+
+
+def write_answer(folder: Path, answer: msgspec.Struct) -> None:
+    """Write the answer into the folder of a trial. The trial has ended: the same command starts another one."""
+    write_file(folder / ANSWER, [msgspec.json.format(msgspec.json.encode(answer)), b"\n"], force=True)
