@@ -63,9 +63,7 @@ class Records(list[Record]):
         for time in times:
             self._add(name, "timed", result([time] * 12, **values), stage=stage)
 
-    def _add(
-        self, name: str, kind: Literal["check", "timed"], result: Result, problem: str = "", stage: int = 0
-    ) -> None:
+    def _add(self, name: str, kind: Kind, result: Result, problem: str = "", stage: int = 0) -> None:
         number = 1 + sum((record.name, record.kind) == (name, kind) for record in self)
         profile = f"{name}.check{number}.sqlite" if kind == "check" else ""
         self.append(
