@@ -1,9 +1,10 @@
 """Try changes on a program without an edit of its files, and measure what each one gains.
 
 annot runs COMMAND in fresh processes, with and without each change, in turns. A change is applied in the running
-process, at the first call of a model, an optimizer or a loader. Without --change, annot tries those that advice on
-COMMAND proposes; --change all tries all that fit. annot also checks that training stays the same: it compares the
-losses of the first steps, and for changes that promise the same bits the parameters.
+process, at the first call of a model, an optimizer or a loader. Without --change, annot tries those that can help by
+the profile of COMMAND, those that advice proposes first; --change all tries all, and --change list prints them. annot
+also checks that training stays the same: it compares the losses of the first steps, and for changes that promise the
+same bits the parameters.
 
 A run ends after --warmup and --steps steps, as after sys.exit(0): `finally` and `atexit` of COMMAND run. What COMMAND
 writes, each run writes; --keep-going lets COMMAND finish. Standard input is empty. Output, profiles and records are in
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  annot try -- python train.py                                     # the changes that advice proposes, best first
+  annot try -- python train.py                                     # the changes that can help, best first
   annot try --change compile,bf16 --steps 30 --repeat 5 -- python train.py
   annot try --combine --budget 30m -- python train.py              # and the best ones together
   annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
@@ -55,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME,...",
-        help="changes to try, such as compile,bf16,fused; all: all that fit; list: print all and exit; default: those "
-        "that advice proposes",
+        help="changes to try, such as compile,bf16,fused; all: every change; list: print all and exit; default: those "
+        "that can help by the profile",
     )
     parser.add_argument("--steps", type=whole_number(1), metavar="N", help="measured steps of a run; default: 30")
     parser.add_argument(

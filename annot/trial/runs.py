@@ -14,7 +14,7 @@ from annot.collect.logged_run import LoggedRun, problem_of
 from annot.collect.measured_run import MeasuredRun, read_result
 from annot.errors import AnnotError
 from annot.live.request import Request, Result, variables
-from annot.trial.records import Kind, Record, cache_variables, read_record, stem, write_record
+from annot.trial.records import BASE, Kind, Record, cache_variables, read_record, stem, write_record
 
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
@@ -93,7 +93,7 @@ class Runs:
         )
         number = len(self.of(name, kind)) + 1
         record = read_record(self.folder / f"{stem(name, kind, number)}.json")
-        if record is None or (record.request, record.stage) != (request, stage):
+        if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
             self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
             try:
                 record = self._perform(name, kind, number, stage, request)

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from annot.analyze.advice import advise
 from annot.analyze.advice.facts import Facts
@@ -20,11 +21,11 @@ from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, 
 from annot.trial.records import BASE, Record
 from annot.trial.runs import Runs
 
-ALL = "all"
-"""Name for all changes that fit."""
-_COMBINED = 0.6
+ALL: Final = "all"
+"""Name for all changes of a framework."""
+_COMBINED: Final = 0.6
 """Share of the budget that single changes have if combinations follow."""
-_FEWEST: int = 3
+_FEWEST: Final = 3
 """Fewest measured steps."""
 
 
@@ -33,7 +34,7 @@ class Question:
     """What a trial is to find out.
 
     Args:
-        changes: names of changes; empty: those that advice on the program proposes and that fit; `ALL`: all that fit.
+        changes: names of changes; empty: those that can help the program of the profile; `ALL`: all.
         steps: measured steps.
         exact_steps: whether a small budget leaves the number of steps as it is.
         rounds: most rounds.
@@ -159,11 +160,10 @@ class Trial:
             raise AnnotError(f"no profile was written: see {self._log(self.runs.records[0])}")
         facts = Facts(Run(profile).attribution)
         fits = {candidate.change.name: candidate for candidate in fitting(facts, advise(facts.attribution, facts))}
-        chosen, self.left_out = choose(self.question.changes, fits, self.runs.framework)
-        for name in self.question.changes:
-            reason = "" if name in fits or name == ALL else all_changes()[name].fits(facts)
-            if reason:
-                self.say(f"{name} is tried although {reason}")
+        chosen = choose(self.question.changes, fits, self.runs.framework)
+        for name, candidate in chosen.items():
+            if name not in fits and (reason := candidate.change.fits(facts)):
+                self.say(f"{name} is tried, although {reason}")
         return chosen
 
     def _plan(self, first: Record) -> Plan:
@@ -214,7 +214,7 @@ class Trial:
             if len(alive) < 2 or not another_round(done, rounds, last=last, budget=budget, spent=self.runs.spent):
                 return
             before = self.runs.spent
-            for name in in_turn(alive, done):
+            for name in in_turn(tuple(alive), done):
                 record = self.runs.run(name, "timed", self._lives(name), steps=self.steps, stage=stage)
                 if record.problem and name == BASE:
                     raise AnnotError(f"a run without changes failed: {record.problem}; output: {self._log(record)}")
@@ -251,27 +251,22 @@ class Trial:
         return {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
 
 
-def choose(
-    asked: Sequence[str], fits: Mapping[str, Candidate], framework: str
-) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Return the changes to try by name, and those that fit but are not tried, with the reason.
+def choose(asked: Sequence[str], fits: Mapping[str, Candidate], framework: str) -> dict[str, Candidate]:
+    """Return the changes to try by name, the most promising one first.
 
     Args:
         asked: see `Question.changes`.
-        fits: the changes that fit, the most promising one first.
+        fits: the changes that can help the program, the most promising one first.
         framework: framework of the program.
 
     Raises:
         AnnotError: a change is for another framework.
     """
+    every = {name: Candidate(change, None, "") for name, change in all_changes().items()}
     if ALL in asked:
-        return dict(fits), {}
-    if asked:
-        every = all_changes()
-        for name in asked:
-            if every[name].framework != framework:
-                raise AnnotError(f"{name} is a change of {every[name].framework}, and the program uses {framework}")
-        return {name: fits.get(name) or Candidate(every[name], None, "") for name in asked}, {}
-    proposed = {name: candidate for name, candidate in fits.items() if candidate.rule}
-    reason = "no advice proposes it"
-    return proposed or dict(fits), {name: reason for name in fits if proposed and name not in proposed}
+        others = {name: other for name, other in every.items() if other.change.framework == framework}
+        return {**fits, **{name: other for name, other in others.items() if name not in fits}}
+    for name in asked:
+        if every[name].change.framework != framework:
+            raise AnnotError(f"{name} is a change of {every[name].change.framework}, and the program uses {framework}")
+    return {name: fits.get(name) or every[name] for name in asked} if asked else dict(fits)
