@@ -210,15 +210,13 @@ class Evaluation:
 
     def speedup(self, name: str, other: str = BASE) -> speed.Speedup | None:
         """Return the speedup of a change over others, from the runs that took turns; None: not measured."""
-        before, after = self._sides(name, other)
-        share = speed.steadiest([before, after])
-        return speed.speedup(before, after, share)
+        stage = self._stage(name, other)
+        return speed.speedup(*self._sides(name, other), self._share(stage))
 
     def base(self) -> Row:
         """Return the numbers of the runs without changes."""
-        runs = [run.result for run in self._of(BASE) if run.kind == "timed" and not run.problem]
-        share = speed.steadiest([runs])
-        times = [speed.step_ns(run, share) for run in runs]
+        runs = [record.result for record in self._timed(0) if record.name == BASE]
+        times = [speed.step_ns(run, self._share(0)) for run in runs]
         return Row(
             changes=[],
             title="",
@@ -250,13 +248,27 @@ class Evaluation:
         again = base[1] if len(base) > 1 else None
         return same_training(base[0], again, checks[0], numbers=change.numbers, tolerance=change.tolerance)
 
-    def _sides(self, name: str, other: str = BASE) -> tuple[list[Result], list[Result]]:
-        """The timed runs of another change and of a change in the first alternation of both."""
+    def _timed(self, stage: int | None) -> list[Record]:
+        """The timed runs of an alternation."""
+        timed = (record for record in self._records if record.kind == "timed" and not record.problem)
+        return [record for record in timed if record.stage == stage]
+
+    def _stage(self, name: str, other: str) -> int | None:
+        """The first alternation in which a change took turns with another; None: there is none."""
         timed = [record for record in self._records if record.kind == "timed" and not record.problem]
-        stages = [{record.stage for record in timed if record.name == each} for each in (other, name)]
-        stage = min(stages[0] & stages[1], default=None)
-        runs = [record for record in timed if record.stage == stage]
-        before, after = ([record.result for record in runs if record.name == each] for each in (other, name))
+        stages = ({record.stage for record in timed if record.name == each} for each in (name, other))
+        return min(set.intersection(*stages), default=None)
+
+    def _share(self, stage: int | None) -> float:
+        """The share of blocks of steps that times of an alternation are from."""
+        timed = self._timed(stage)
+        names = {record.name for record in timed}
+        return speed.steadiest([[record.result for record in timed if record.name == name] for name in names])
+
+    def _sides(self, name: str, other: str = BASE) -> tuple[list[Result], list[Result]]:
+        """The timed runs of another change and of a change in their first alternation."""
+        timed = self._timed(self._stage(name, other))
+        before, after = ([record.result for record in timed if record.name == each] for each in (other, name))
         return before, after
 
 

@@ -43,7 +43,7 @@ def as_markdown(answer: Answer) -> Iterator[str]:
         cells = _cells(answer, measured)
         yield f"| Change | {' | '.join(cells)} |\n|---|{'---:|' * len(cells)}\n"
         for place, row in enumerate(measured):
-            yield f"| {' | '.join([code(row.name), *(prose(texts[place]) for texts in cells.values())])} |\n"
+            yield f"| {' | '.join([code(row.name), *(texts[place] for texts in cells.values())])} |\n"
         yield "\n"
     if best is not None:
         yield f"```python\n{best.code}\n```\n\n"
