@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             return _interrupted(trial, args.format, interruption)
         answer = trial.answer()
         write_answer(folder, answer)
+        _remember(trial)
     _print(answer, args.format)
     return 0 if answer.best is not None else _NONE_FASTER
 
@@ -159,6 +160,16 @@ def _interrupted(trial: Trial, form: str, interruption: BaseException) -> int:
     sys.stdout.flush()
     code = interruption.code if isinstance(interruption, SystemExit) else None
     return code if isinstance(code, int) else _INTERRUPTED
+
+
+def _remember(trial: Trial) -> None:
+    """Keep the answer for later reports. The answer is printed also where that fails."""
+    from annot.errors import AnnotError
+
+    try:
+        trial.remember()
+    except AnnotError as error:
+        say(f"later reports do not cite this trial: {error}")
 
 
 def _list() -> int:

@@ -10,7 +10,6 @@ FOLDER/answer.json          the answer, written at the end; see `annot.trial.ans
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import itertools
 import os
@@ -26,6 +25,7 @@ import msgspec
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
 from annot.util.locked_folder import locked
+from annot.util.program import Program
 from annot.util.whole_files import write_file
 
 Kind: TypeAlias = Literal["check", "timed"]
@@ -43,24 +43,15 @@ _CACHE: Final = "cache"
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The program of a trial. Runs of another program are measured again."""
 
-    command: tuple[str, ...]
-    folder: str
+    program: Program
     collector: str
-    files: dict[str, str]
-    """SHA-256 of the files that the command names."""
     version: str
     """Version of annot."""
 
     @classmethod
     def of(cls, command: Sequence[str], collector: str) -> Identity:
         """Return the identity of a command in the working directory."""
-        return cls(
-            command=tuple(command),
-            folder=os.getcwd(),
-            collector=collector,
-            files={word: _hash(Path(word)) for word in command if os.path.isfile(word)},
-            version=importlib.metadata.version("annot"),
-        )
+        return cls(program=Program.of(command), collector=collector, version=importlib.metadata.version("annot"))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,11 +86,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def stem(name: str, kind: Kind, number: int) -> str:
     """Return the name of the files of a run without a suffix."""
     return f"{name}.{kind}{number}"
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,7 +11,9 @@ from typing import Final
 
 from annot.analyze.advice import advise
 from annot.analyze.advice.facts import Facts
+from annot.changes import tried
 from annot.changes.registry import Candidate, all_changes, fitting
+from annot.changes.tried import Tried
 from annot.collect.alternate import in_turn
 from annot.errors import AnnotError
 from annot.runs.run import Run
@@ -129,6 +132,34 @@ class Trial:
             notes=base.notes,
         )
 
+    def remember(self) -> None:
+        """Keep what the changes gained, for the advice of later reports on the same program."""
+        profile = self.runs.profile(BASE)
+        facts = None if profile is None else Facts(Run(profile).attribution)
+        program = None if facts is None else tried.program_of(facts.attribution.meta)
+        if facts is None or program is None:
+            return
+        day, host, device = datetime.now(UTC).date().isoformat(), socket.gethostname(), tried.device_of(facts)
+        rows = [
+            Tried(
+                change=row.name,
+                outcome=row.verdict,
+                reason=row.reason,
+                speedup=row.speedup,
+                low=row.low,
+                high=row.high,
+                training=row.training_text,
+                steps=self.steps,
+                runs=row.runs,
+                date=day,
+                device=device,
+                host=host,
+            )
+            for row in self.evaluation().rows()
+            if row.verdict != "not measured"
+        ]
+        tried.keep(program, rows)
+
     def _base(self) -> Record:
         """Run the program without changes, and learn its framework and its number of steps."""
         question, warmup = self.question, self.runs.program.warmup
@@ -200,9 +231,9 @@ class Trial:
         """Whether the budget has time for a change: a checked run, and the fewest rounds with those checked before."""
         checks = [record for record in self.runs.records if record.kind == "check"]
         mean = self.runs.spent / len(checks)
-        tried = {record.name for record in checks} - {BASE}
-        needed = mean + FEWEST_TIMED * mean * (len(tried) + 2)
-        if not tried or self.runs.spent + needed <= self.question.budget:
+        checked = {record.name for record in checks} - {BASE}
+        needed = mean + FEWEST_TIMED * mean * (len(checked) + 2)
+        if not checked or self.runs.spent + needed <= self.question.budget:
             return True
         self.left_out[name] = "the budget is too small"
         return False
