@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -102,7 +103,8 @@ class TorchCollector:
                 "or a script with Python in its first line (#!)"
             )
         job.say("running under torch.profiler")
-        (job.parts / PROGRAM_FILE).write_text(json.dumps(job.program.facts()), encoding="utf-8")
+        with contextlib.suppress(OSError):  # reports then do not know the command
+            (job.parts / PROGRAM_FILE).write_text(json.dumps(job.program.facts()), encoding="utf-8")
         return run_child(job, ANNOT_ENABLE="1", ANNOT_TORCH_TRACE=str(self._trace(job)))
 
     def convert(self, job: Job, status: int) -> Collected:
