@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import msgspec
 
 VARIABLE: Final = "ANNOT_TRY"
-"""Environment variable with a `Request` as JSON. The start-up module of annot reads and removes it."""
+"""Environment variable with a `Request` as JSON. The process that calls the first model removes it."""
 
 
 class LayerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +39,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Absolute path of the file for the `Result`. The process writes it once, atomically, when it ends."""
     changes: dict[str, str] = {}
     """The changes to apply, in this order: name, and ``module:function`` of `annot.changes.change.Change.live`."""
+    framework: str = ""
+    """The framework whose session applies the changes, "torch" or "keras"; empty: each one that is imported."""
     warmup: int = 3
     """Steps before the measured ones."""
     steps: int = 30
@@ -112,6 +115,30 @@ class LayerTimes(msgspec.Struct, kw_only=True):
     """What differs from a call in the training, sentences."""
     skipped: str = ""
     """Why the layer was not timed, a clause; empty: it was."""
+
+
+def variables(request: Request) -> dict[str, str]:
+    """Return the environment variable with a request.
+
+    Example:
+        >>> variables(Request(result="/tmp/result.json"))["ANNOT_TRY"][:28]
+        '{"result":"/tmp/result.json"'
+    """
+    return {VARIABLE: msgspec.json.encode(request).decode()}
+
+
+def leave_environment() -> None:
+    """Remove the request from the environment of this process, so that its children do not measure.
+
+    Launchers such as torchrun call no model: their children measure.
+    """
+    if os.environ.pop(VARIABLE, None) is None or "ANNOT_LAYERS" in os.environ:
+        return
+    before = os.environ.pop("ANNOT_PYTHONPATH", None)
+    if before is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 class Result(msgspec.Struct, kw_only=True):

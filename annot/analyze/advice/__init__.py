@@ -22,7 +22,7 @@ __all__ = ["RULES", "Advice", "Facts", "advise", "by_advice"]
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **dict.fromkeys(("rule", "advice", "evidence", "code"), pl.String),
     "saves": pl.Float64,
-    **dict.fromkeys(("layers", "where"), pl.List(pl.String)),
+    **dict.fromkeys(("layers", "changes", "where"), pl.List(pl.String)),
 }
 
 
@@ -64,6 +64,8 @@ def _checked(advice: Advice) -> Advice:
         raise ValueError(f"saves must be a number from 0 to 1, got {advice.saves!r}")
     if not isinstance(advice.layers, list) or not all(isinstance(layer, str) for layer in advice.layers):
         raise TypeError(f"layers must be a list of str, got {advice.layers!r}")
+    if not isinstance(advice.changes, tuple) or not all(isinstance(change, str) for change in advice.changes):
+        raise TypeError(f"changes must be a tuple of str, got {advice.changes!r}")
     return advice
 
 
@@ -71,7 +73,7 @@ def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFr
     """Return a row per suggestion; see `advise`.
 
     Returns:
-        rule, advice, evidence, code, saves (0 to 1), layers   see `Advice`
+        rule, advice, evidence, code, saves (0 to 1), layers, changes   see `Advice`
         where   the names of the layers in reports, see `Facts.where`
     """
     facts = facts or Facts(attribution)

@@ -33,7 +33,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     at least 10 % of the step time in which the device is idle while the CPU prepares the next launch.
     """
     share = facts.idle["launch"]
-    if share < LEAST_SHARE or not _fits_a_graph(facts):
+    if share < LEAST_SHARE or not fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
     same = "each step runs the same" if kernels.len() > 1 else "the step runs"
@@ -80,7 +80,7 @@ _OF_ENGINES: Final = {
 """Commands of serving engines without and with CUDA graphs."""
 
 
-def _fits_a_graph(facts: Facts) -> bool:
+def fits_a_graph(facts: Facts) -> bool:
     """Whether the steps launch the same short kernels, without CUDA graphs and without waits between them."""
     kernels = facts.steps["kernels"]
     alike = kernels.len() > 0 and kernels.min() == kernels.max()
@@ -100,7 +100,7 @@ def host_bound(facts: Facts) -> Advice | None:
     """
     host, launch = facts.idle["host"], facts.idle["launch"]
     again = facts.steps.height > 1 or facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
-    share = host if not again or _fits_a_graph(facts) else host + launch
+    share = host if not again or fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < LEAST_SHARE:
         return None
     of_kernels = f" of {facts.calls(pl.col('kernel')):,.0f} kernels, {_mean_length(facts)} on average"
@@ -207,7 +207,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
     if predicate is None or share < LEAST_CHANGE:
         return None
     units = matrix_units(facts.attribution.meta)
-    bfloat = _multiplies_bfloat16(facts)
+    bfloat = multiplies_bfloat16(facts)
     single_peak = facts.peaks.of("f32")
     tensor_peak = facts.peaks.of("f16", tensor_cores=True)
     # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
@@ -222,7 +222,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
     )
 
 
-def _multiplies_bfloat16(facts: Facts) -> bool:
+def multiplies_bfloat16(facts: Facts) -> bool:
     """Whether the Tensor Cores of the device support bfloat16 and TF32; True if the device is unknown."""
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops

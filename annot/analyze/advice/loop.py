@@ -143,7 +143,7 @@ def _remedy_of_late_batches(facts: Facts, late: pl.DataFrame) -> tuple[str, str]
 
 def _workers_remedy(facts: Facts, share: float) -> tuple[str, str]:
     """Return what to change, and the code. More workers are advised only if they could hide more of the wait."""
-    loader, needed = facts.loader, _needed(facts, share)
+    loader, needed = facts.loader, workers_needed(facts, share)
     code = _loader(facts, needed)
     if loader.workers is None:
         unknown = "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper."
@@ -169,7 +169,7 @@ def _loader(facts: Facts, workers: int) -> str:
     return f"DataLoader(dataset, num_workers={count}, persistent_workers=True{pinned}{ahead})"
 
 
-def _needed(facts: Facts, share: float) -> int:
+def workers_needed(facts: Facts, share: float) -> int:
     """Number of workers that could hide the wait, at the speed of one more fetch per step; at most one per core."""
     if facts.on_device:
         return _ON_GPU
