@@ -27,7 +27,7 @@ class LayerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     most: int = 3
     """Largest number of layers that are timed, those that take the most time of a step."""
     memory: int = 2**30
-    """Most bytes of recorded inputs. A layer with larger inputs gets random ones of the same shapes."""
+    """Most bytes of recorded arguments, in the memory of the host. A layer with larger ones is skipped."""
     extract: str = ""
     """Absolute path of a Python file to write, with the first layer and random data; empty: none."""
 
@@ -60,10 +60,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Difference(msgspec.Struct, kw_only=True, frozen=True):
     """Difference of several tensors from reference tensors."""
 
-    largest: float
-    """Largest absolute difference of an element."""
-    relative: float
-    """Norm of all differences over the norm of all reference tensors."""
+    largest: float | None
+    """Largest absolute difference of an element; None: NaN or infinite."""
+    relative: float | None
+    """Norm of all differences over the norm of all reference tensors; None: NaN or infinite."""
     same_bits: bool
     """Whether all bits are equal."""
 
