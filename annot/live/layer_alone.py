@@ -76,8 +76,6 @@ class _Subject:
         first = next((t for t in (*tensors_of(self.arguments(StoredTensor.tensor)), *module.parameters())), None)
         self.device = torch.device("cpu") if first is None else first.device
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.is_changed_by_calls = not call.is_plain
-        """Whether a call changes its arguments, so that each call needs new ones."""
         self.most_copies = max(memory // max(call.nbytes, 1), 1)
         self.draws = False
         """Whether a call draws random numbers."""
@@ -124,7 +122,7 @@ class _Way:
 
     def prepared(self, calls: int) -> list[_Prepared]:
         """Return the arguments of several calls: the same, unless a call changes them."""
-        if self._subject.is_changed_by_calls:
+        if self._subject.call.changes_arguments is not False:
             return [self._prepare() for _ in range(calls)]
         self._shared = self._shared or self._prepare()
         return [self._shared] * calls
@@ -188,7 +186,9 @@ class _Way:
             if tensor.requires_grad:
                 sources.append(tensor)
             # An operator cannot change a leaf of the graph in place.
-            return tensor.clone() if tensor.requires_grad and self._subject.is_changed_by_calls else tensor
+            return (
+                tensor.clone() if tensor.requires_grad and self._subject.call.changes_arguments is not False else tensor
+            )
 
         return _Prepared(*self._subject.arguments(replace), sources)
 
@@ -247,7 +247,7 @@ def _time(subject: _Subject, request: LayerRequest, times: LayerTimes) -> None:
         if way is not None:
             ways[name] = way
     calls = max(math.ceil(request.block_ms * 1e6 / plain.time(1)), 1)
-    times.calls_per_block = min(calls, subject.most_copies) if subject.is_changed_by_calls else calls
+    times.calls_per_block = min(calls, subject.most_copies) if subject.call.changes_arguments else calls
     measured = _rounds(ways, times, request)
     times.times_ns = measured.pop("")
     for alternative in times.alternatives:
@@ -256,7 +256,6 @@ def _time(subject: _Subject, request: LayerRequest, times: LayerTimes) -> None:
 
 def _first_calls(subject: _Subject, plain: _Way, times: LayerTimes) -> _Results:
     """Return the results of the layer without a change, and note what its calls do."""
-    subject.is_changed_by_calls = True  # until the first call tells
     with kept(subject.module):
         prepared = plain.prepared(1)[0]
         tensors = [tensor for tensor in tensors_of(prepared[:2]) if not tensor.is_inference()]
@@ -264,7 +263,7 @@ def _first_calls(subject: _Subject, plain: _Way, times: LayerTimes) -> _Results:
         plain.run(prepared)
         in_place = versions != [tensor._version for tensor in tensors]
         subject.draws = not all(map(torch.equal, state, subject.random_state()))
-    subject.is_changed_by_calls = in_place or not subject.call.is_plain
+    subject.call.changes_arguments = in_place or not subject.call.is_plain
     reference, again = plain.probe(), plain.probe()
     times.repeats = all(found is not None and found.same_bits for found in map(difference, reference, again))
     times.backward = bool(reference.gradients)
@@ -311,7 +310,7 @@ def _verdict(times: AlternativeTimes, reference: _Results, call: RecordedCall, a
         return "differ"
     if all(found is not None and found.same_bits for found in differences):
         return "same bits"
-    dtypes = {tensor.dtype for tensor in reference.outputs if tensor.is_floating_point()} | call.dtypes
+    dtypes = {tensor.dtype for tensor in reference.outputs if tensor.is_floating_point()} | set(call.autocast.values())
     if alternative.dtype is not None:
         dtypes.add(alternative.dtype)
     limit = math.sqrt(max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0))

@@ -67,10 +67,14 @@ class RecordedCall:
     """Shapes and dtypes of the tensors."""
     training: list[bool]
     """``training`` of each module of the layer."""
-    contexts: Callable[[], ExitStack]
-    """Enters autocast and the mode of gradients of the call."""
-    dtypes: set[torch.dtype]
-    """Dtypes of autocast."""
+    autocast: dict[str, torch.dtype]
+    """Dtype of autocast by type of device; empty: it was off."""
+    has_gradients: bool
+    """Whether gradients were enabled."""
+    is_inference: bool
+    """Whether inference mode was on."""
+    changes_arguments: bool | None = None
+    """Whether a call changes its arguments, so that the next one needs new ones; None: not known yet."""
     gradients: dict[int, StoredTensor] = field(default_factory=dict)
     """Gradient of each output tensor that has reached it, by number."""
     too_large: bool = False
@@ -78,8 +82,18 @@ class RecordedCall:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all arguments are tensors and values that do not change."""
-        return all(isinstance(leaf, (StoredTensor, *_PLAIN)) or callable(leaf) for leaf in leaves(self.stored))
+        """Whether all arguments are tensors and values that a call cannot change."""
+        args, kwargs = self.stored
+        return all(map(_is_plain, (*args, *kwargs.values())))
+
+    def contexts(self) -> ExitStack:
+        """Return a context with autocast and the mode of gradients of the call."""
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(self.is_inference))
+        stack.enter_context(torch.set_grad_enabled(self.has_gradients))
+        for device, dtype in self.autocast.items():
+            stack.enter_context(torch.autocast(device, dtype))
+        return stack
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +102,12 @@ class RecordedCall:
 
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, (StoredTensor, *_PLAIN)) or callable(value)
 
 
 class LayerCalls:
@@ -106,8 +126,6 @@ class LayerCalls:
         self._layers: dict[Hashable, Layer] = {}
         self._pending: set[Hashable] = set()
         self._events: list[tuple[Layer, Any, Any]] = []
-        self.number_of_modules = 0
-        """Number of modules that the patterns match."""
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add the layers of a model. Patterns also match paths that begin with the class of the model."""
@@ -115,7 +133,17 @@ class LayerCalls:
             full = join(class_name(model), path)
             if self._choice.takes(path, module) or self._choice.takes(full, module):
                 self._paths.setdefault(id(module), path or full)
-        self.number_of_modules = len(self._paths)
+
+    def forget(self) -> None:
+        """Forget all calls so far."""
+        self._layers.clear()
+        self._pending.clear()
+
+    def problem(self) -> str:
+        """Return why there are no layers, a clause."""
+        if not self._paths:
+            return "no layer of a model has a path that matches the pattern"
+        return "the layers were not called one by one in the warm-up, as in a model that torch.compile has compiled"
 
     def start(self) -> None:
         """Measure the calls from now on."""
@@ -173,7 +201,7 @@ class LayerCalls:
 
     def _recorded(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall | None:
         tensors = tensors_of((args, kwargs))
-        size = sum(tensor.nbytes for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided)
         if size > self._memory:
             layer.problem = f"its arguments have {size / 2**20:,.0f} MiB, more than the limit of annot"
             return None
@@ -187,7 +215,9 @@ class LayerCalls:
             stored=stored,
             text=_text(tensors),
             training=[submodule.training for submodule in layer.module.modules()],
-            **_modes({*(tensor.device.type for tensor in tensors), "cpu"}),
+            autocast=_autocast({*(tensor.device.type for tensor in tensors), "cpu"}),
+            has_gradients=torch.is_grad_enabled(),
+            is_inference=torch.is_inference_mode_enabled(),
         )
 
 
@@ -230,24 +260,13 @@ def _now(device: torch.device) -> Any:
     return event
 
 
-def _modes(devices: set[str]) -> dict[str, Any]:
-    """Return `contexts` and `dtypes` of a recorded call."""
-    autocast = {
+def _autocast(devices: set[str]) -> dict[str, torch.dtype]:
+    """Return the dtype of autocast on each device where it is on."""
+    return {
         device: torch.get_autocast_dtype(device)
         for device in devices
         if torch.amp.autocast_mode.is_autocast_available(device) and torch.is_autocast_enabled(device)
     }
-    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-    def contexts() -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode(inference))
-        stack.enter_context(torch.set_grad_enabled(gradients))
-        for device, dtype in autocast.items():
-            stack.enter_context(torch.autocast(device, dtype))
-        return stack
-
-    return {"contexts": contexts, "dtypes": set(autocast.values())}
 
 
 def _record_gradients(outputs: Any, call: RecordedCall, memory: int) -> None:

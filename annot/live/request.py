@@ -172,5 +172,7 @@ class Result(msgspec.Struct, kw_only=True):
     """Type and first line of the exception that ended the program; empty: none did."""
     layers: list[LayerTimes] = []
     """Layers that were timed alone, the one that takes the most time first."""
-    extracted: str = ""
+    layers_problem: str = ""
+    """Why no layer was timed alone, a clause; empty: some were, or none was requested."""
+    extract_problem: str = ""
     """Why the file of `LayerRequest.extract` was not written, a clause; empty: it was, or none was requested."""
