@@ -173,6 +173,8 @@ def _set_to_none(facts: Facts) -> str:
 def _cuda_graphs(facts: Facts) -> str:
     if not facts.on_device:
         return "CUDA graphs need a GPU"
+    if facts.engine:
+        return f"{facts.engine} runs the model"
     if facts.graphs:
         return "the run launches CUDA graphs already"
     return "" if fits_a_graph(facts) else "the steps do not launch the same short kernels"

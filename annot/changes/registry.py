@@ -11,11 +11,13 @@ from types import MappingProxyType
 from typing import Final, get_args
 
 from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.kernels import LAUNCH_RULES
 from annot.changes import keras, pytorch
 from annot.changes.change import Change, Numbers
 from annot.util.entry_points import Extension, loaded
 
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_OF_LAUNCHES: Final = {rule.__name__ for rule in LAUNCH_RULES}
 _LIVE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -25,9 +27,9 @@ class Candidate:
 
     Args:
         change: the change.
-        bound: upper bound of the step time that it saves, 0 to 1, by the rule of advice that proposes it; None: no rule
+        bound: upper bound of the step time that it saves, 0 to 1, by the rules of advice that propose it; None: no rule
             proposes it.
-        rule: name of this rule; empty: no rule proposes it.
+        rule: name of the rule that promises most; empty: no rule proposes it.
     """
 
     change: Change
@@ -76,6 +78,15 @@ def _checked(extension: Extension, others: Mapping[str, Change]) -> Change:
     return replace(change, fits=fits)
 
 
+def _bound(advice: Sequence[Advice]) -> float:
+    """Return the bound of a change that several rules propose: it saves launches beside the time of the work."""
+    launches, work = (
+        max((row.saves for row in advice if (row.rule in _OF_LAUNCHES) == of_launches), default=0.0)
+        for of_launches in (True, False)
+    )
+    return min(launches + work, 1.0)
+
+
 def framework_of(facts: Facts) -> str:
     """Return the framework of the program of a profile, as in `Change.framework`; empty: CUDA without a framework."""
     return "keras" if facts.in_keras else "" if facts.in_cuda else "torch"
@@ -94,7 +105,7 @@ def fitting(facts: Facts, advice: Sequence[Advice]) -> list[Candidate]:
     candidates = []
     for change in all_changes().values():
         if change.framework == framework and not change.fits(facts):
-            best = max((row for row in advice if change.name in row.changes), key=lambda row: row.saves, default=None)
-            bound, rule = (None, "") if best is None else (best.saves, best.rule)
-            candidates.append(Candidate(change, bound, rule))
+            rows = [row for row in advice if change.name in row.changes]
+            rule = max(rows, key=lambda row: row.saves).rule if rows else ""
+            candidates.append(Candidate(change, _bound(rows) if rows else None, rule))
     return sorted(candidates, key=lambda candidate: math.inf if candidate.bound is None else -candidate.bound)

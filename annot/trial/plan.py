@@ -135,3 +135,15 @@ def parse_seconds(text: str) -> float:
     """
     factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     return float(text) if factor is None else float(text[:-1]) * factor
+
+
+def in_words(seconds: float) -> str:
+    """Return an estimated time.
+
+    Example:
+        >>> in_words(42.4), in_words(250), in_words(9000)
+        ('42 s', '4 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,6 @@ FOLDER/answer.json          the answer, written at the end; see `annot.trial.ans
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import itertools
 import os
@@ -19,15 +18,18 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
 from annot.util.locked_folder import locked
+from annot.util.program import Program
 from annot.util.whole_files import write_file
 
+Kind: TypeAlias = Literal["check", "timed"]
+"""check: under the profiler, with losses; timed: as the user runs it."""
 _T = TypeVar("_T")
 BASE: Final = "base"
 """Name of the runs without a change."""
@@ -41,24 +43,15 @@ _CACHE: Final = "cache"
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The program of a trial. Runs of another program are measured again."""
 
-    command: tuple[str, ...]
-    folder: str
+    program: Program
     collector: str
-    files: dict[str, str]
-    """SHA-256 of the files that the command names."""
     version: str
     """Version of annot."""
 
     @classmethod
     def of(cls, command: Sequence[str], collector: str) -> Identity:
         """Return the identity of a command in the working directory."""
-        return cls(
-            command=tuple(command),
-            folder=os.getcwd(),
-            collector=collector,
-            files={word: _hash(Path(word)) for word in command if os.path.isfile(word)},
-            version=importlib.metadata.version("annot"),
-        )
+        return cls(program=Program.of(command), collector=collector, version=importlib.metadata.version("annot"))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +59,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     """`BASE`, a change, or changes joined by "+"."""
-    kind: Literal["check", "timed"]
-    """check: under the profiler, with losses; timed: as the user runs it."""
+    kind: Kind
     number: int
     """Number of the run among those of this name and kind, from 1."""
     stage: int = 0
@@ -91,14 +83,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return stem(self.name, self.kind, self.number)
 
 
-def stem(name: str, kind: str, number: int) -> str:
+def stem(name: str, kind: Kind, number: int) -> str:
     """Return the name of the files of a run without a suffix."""
     return f"{name}.{kind}{number}"
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -165,3 +152,8 @@ def write_record(folder: Path, record: Record) -> None:
     """Write a record into the folder of a trial."""
     content = msgspec.json.format(msgspec.json.encode(record))
     write_file(folder / f"{record.stem}.json", [content, b"\n"], force=True)
+
+
+def write_answer(folder: Path, answer: msgspec.Struct) -> None:
+    """Write the answer into the folder of a trial. The trial has ended: the same command starts another one."""
+    write_file(folder / ANSWER, [msgspec.json.format(msgspec.json.encode(answer)), b"\n"], force=True)

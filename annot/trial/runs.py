@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from annot.collect.alternate import RUNNING, keep_files, running_folder
 from annot.collect.collectors import choose
@@ -14,7 +14,7 @@ from annot.collect.logged_run import LoggedRun, problem_of
 from annot.collect.measured_run import MeasuredRun, read_result
 from annot.errors import AnnotError
 from annot.live.request import Request, Result, variables
-from annot.trial.records import Record, cache_variables, read_record, stem, write_record
+from annot.trial.records import BASE, Kind, Record, cache_variables, read_record, stem, write_record
 
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
@@ -49,7 +49,7 @@ class Runs:
     """
 
     def __init__(self, folder: Path, program: Program, say: Callable[[str], None] = lambda line: None) -> None:
-        self.folder, self.program, self._say = folder, program, say
+        self.folder, self.program, self.say = folder, program, say
         self.records: list[Record] = []
         """The finished runs, in order."""
         self.framework = ""
@@ -60,14 +60,12 @@ class Runs:
         """Seconds that all runs took."""
         return sum(record.seconds for record in self.records)
 
-    def of(self, name: str, kind: Literal["check", "timed"], stage: int | None = None) -> list[Record]:
+    def of(self, name: str, kind: Kind, stage: int | None = None) -> list[Record]:
         """Return the finished runs of a name and a kind, all or those of a stage."""
         records = [record for record in self.records if (record.name, record.kind) == (name, kind)]
         return [record for record in records if stage is None or record.stage == stage]
 
-    def run(
-        self, name: str, kind: Literal["check", "timed"], changes: Mapping[str, str], *, steps: int, stage: int = 0
-    ) -> Record:
+    def run(self, name: str, kind: Kind, changes: Mapping[str, str], *, steps: int, stage: int = 0) -> Record:
         """Run the program, or return the record of an earlier trial with the same request.
 
         Args:
@@ -95,8 +93,8 @@ class Runs:
         )
         number = len(self.of(name, kind)) + 1
         record = read_record(self.folder / f"{stem(name, kind, number)}.json")
-        if record is None or (record.request, record.stage) != (request, stage):
-            self._say(name if kind == "check" else f"{name}, run {number}")
+        if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
+            self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
             try:
                 record = self._perform(name, kind, number, stage, request)
             except OSError as error:
@@ -114,9 +112,7 @@ class Runs:
         profiles = [record.profile for record in self.of(name, "check") if record.profile]
         return self.folder / profiles[0] if profiles else None
 
-    def _perform(
-        self, name: str, kind: Literal["check", "timed"], number: int, stage: int, request: Request
-    ) -> Record:
+    def _perform(self, name: str, kind: Kind, number: int, stage: int, request: Request) -> Record:
         files, start = stem(name, kind, number), time.monotonic()
         log, suffix = self.folder / f"{files}.txt", choose(self.program.collector).suffix
         with running_folder(self.folder):
@@ -193,8 +189,3 @@ def problem(result: Result | None, failure: str | None, request: Request) -> str
     if steps < expected and request.changes:
         return failure or f"the program ended after {steps} of {expected} steps"
     return failure or "" if steps < expected else ""
-
-
-def commands_of(names: Sequence[str], lives: Mapping[str, str]) -> dict[str, str]:
-    """Return the changes of a request by their names."""
-    return {name: lives[name] for name in names}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, quantiles
 from typing import Final
 
@@ -70,7 +71,7 @@ def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> 
     if not before or not after:
         return None
     a, b = ([step_ns(run, share) for run in runs] for runs in (before, after))
-    shift = Evidence((len(a), len(b)), True, LEVEL).shift([*a, *b])
+    shift = Evidence((len(a), len(b)), True, LEVEL).shift((*a, *b))
     if shift is None:
         return None
     low, high = (1 / factor if factor else None for factor in (shift.high, shift.low))
@@ -102,7 +103,7 @@ def _blocks(run: Result) -> list[float]:
     steps = run.step_ns[run.warmup :]
     count = min(_BLOCKS, len(steps))
     places = [place * len(steps) // count for place in range(count + 1)]
-    return [fmean(steps[start:end]) for start, end in zip(places, places[1:], strict=False)]
+    return [fmean(steps[start:end]) for start, end in pairwise(places)]
 
 
 def first_steps_ns(run: Result) -> int:

@@ -22,6 +22,8 @@ _SPREADS: Final = 3.0
 """A difference of losses up to this many times that of two runs of the base is one of the program itself."""
 _LARGE: Final = 0.1
 """Relative difference between losses of two runs of the base from which they prove nothing about a change."""
+_AS_PERCENT: Final = 1e-4
+"""Least ratio that is a percentage in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +141,4 @@ def _largest(differences: Sequence[float]) -> float:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.2g}%"
+    return f"{100 * ratio:.2g}%" if ratio >= _AS_PERCENT else f"{ratio:.0e}"

@@ -145,9 +145,9 @@ def _in_cuda(advice: Advice) -> Advice | None:
     """Return the advice with CUDA calls; None: it is about PyTorch."""
     translation = texts().cuda.get(advice.rule)
     if translation is None:
-        return advice if advice.code.startswith(("annot ", "nsys ")) else None
+        return replace(advice, changes=()) if advice.code.startswith(("annot ", "nsys ")) else None
     code = advice.code if advice.code.startswith("nsys ") else translation.code
-    return replace(advice, code=code, advice=translation.advice or advice.advice)
+    return replace(advice, code=code, advice=translation.advice or advice.advice, changes=())
 
 
 def _in_keras(advice: Advice) -> Advice | None:
@@ -156,11 +156,12 @@ def _in_keras(advice: Advice) -> Advice | None:
     if advice.rule in ("cudnn_benchmark", "own_code"):
         return None
     translation = texts().keras.get(advice.rule, Text(advice.code))
-    code = translation.code
+    code, changes = translation.code, translation.changes
     if advice.rule == "mixed_precision":
-        code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'
+        short, name = ("bf16", "bfloat16") if "bfloat16" in code else ("fp16", "float16")
+        code, changes = f'keras.mixed_precision.set_global_policy("mixed_{name}")', (f"mixed-{short}",)
     if advice.rule == "collectives":  # the command that compares ranks, without the code
         code = code.partition("\n")[0]
     if advice.rule == "batch_size":
         code = code.replace("DataLoader(dataset, batch_size=", "dataset = dataset.unbatch().batch(")
-    return replace(advice, code=code, advice=translation.advice or advice.advice)
+    return replace(advice, code=code, advice=translation.advice or advice.advice, changes=changes)

@@ -178,10 +178,11 @@ class Advice:
 
 
 class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Code of an advice, and its sentence; without one, the sentence of the rule stays."""
+    """Code of an advice, its changes, and its sentence; without one, the sentence of the rule stays."""
 
     code: str
     advice: str = ""
+    changes: tuple[str, ...] = ()
 
 
 class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

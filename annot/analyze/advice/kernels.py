@@ -46,6 +46,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
         _fewer_launches(facts, _GRAPHS_OF_COMPILED),
         share,
         facts.idle_layers,
+        _COMPILED_IN_GRAPHS,
     )
 
 
@@ -58,6 +59,8 @@ def _fewer_launches(facts: Facts, code: str) -> str:
     return _OF_ENGINES[facts.engine][facts.graphs] if facts.engine else code
 
 
+_COMPILED: Final = ("compile", "compile-blocks")
+_COMPILED_IN_GRAPHS: Final = ("compile-reduce-overhead", "cuda-graphs")
 _GRAPHS_OF_COMPILED: Final = 'model = torch.compile(model, mode="reduce-overhead")'
 _OF_ENGINES: Final = {
     "vLLM": (
@@ -119,6 +122,7 @@ def host_bound(facts: Facts) -> Advice | None:
         _idle_command(facts) + _fewer_launches(facts, code),
         share,
         facts.idle_layers,
+        (*_COMPILED, *_COMPILED_IN_GRAPHS),
     )
 
 
@@ -219,6 +223,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
         _AUTOCAST if bfloat else _SCALED,
         share * (1 - relative),
         facts.layers_of(predicate),
+        ("bf16", "tf32") if bfloat else ("fp16",),
     )
 
 
@@ -306,6 +311,7 @@ def channels_last(facts: Facts) -> Advice | None:
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         share,
         facts.layers_of(predicate),
+        ("channels-last",),
     )
 
 
@@ -331,6 +337,7 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
         "torch.backends.cudnn.benchmark = True",
         share,
         facts.layers_of(predicate),
+        ("cudnn-benchmark",),
     )
 
 
@@ -363,6 +370,7 @@ def fusion(facts: Facts) -> Advice | None:
         "model = torch.compile(model)",
         share,
         facts.layers_of(predicate),
+        _COMPILED,
     )
 
 
@@ -411,6 +419,7 @@ def short_kernels(facts: Facts) -> Advice | None:
         "model = torch.compile(model)",
         share,
         facts.layers_of(short),
+        (*_COMPILED, "compile-reduce-overhead"),
     )
 
 
@@ -432,6 +441,7 @@ def optimizer(facts: Facts) -> Advice | None:
         f"{kernels / calls:,.0f} kernels per optimizer step take {share:.0%} of {facts.time}",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
+        changes=("fused", "foreach"),
     )
 
 
