@@ -14,14 +14,13 @@ from annot.report.export.markdown import code, prose
 from annot.report.terminal.layout import fitted_table
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.training import percent
 
-_COLUMNS: Final = ("Before", "After", "Speedup", "±", "At most", "First steps", "Pays back", "Memory", "Training")
+_COLUMNS: Final = ("Before", "After", "Speedup", "±", "Losses", "At most", "First steps", "Pays back", "Memory")
 _KEPT: Final = ("After", "Speedup", "±")
 """Columns that a narrow terminal has, too."""
 _MOST_CODE: Final = 3
 """Changes whose code is printed."""
-_LONGEST: Final = 26
-"""Longest text of a check in a table."""
 
 
 def print_answer(answer: Answer, console: Console) -> None:
@@ -90,11 +89,11 @@ def _row(answer: Answer, row: Row, unit: Unit) -> tuple[str, ...]:
         unit.show(row.after_ns),
         _speedup(row),
         _uncertainty(row),
+        f"±{percent(row.difference)}" if row.training == "rounding" and row.difference is not None else row.training,
         "" if row.promised is None else f"{row.promised:.2f}",
         "" if first is None else f"{first:,.2f} s",
         pays,
         "" if more is None else f"{'+' if more >= 0 else '−'}{amount(abs(more))}B",
-        row.training_text if len(row.training_text) <= _LONGEST else row.training,
     )
 
 

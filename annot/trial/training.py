@@ -77,17 +77,17 @@ def same_training(
         return Training("changed", f"{len(losses)} steps instead of {len(finite)}", None, len(losses) + 1)
     spread = _largest(_differences(finite, _finite(again.losses))) if again is not None else 0.0
     if spread > _LARGE:
-        return Training("unknown", f"losses of two runs without it differ by {_percent(spread)}, too")
+        return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
     differences = _differences(finite, losses)
     largest, limit = _largest(differences), max(tolerance, _SPREADS * spread)
     if largest > limit:
         step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
-        words = f"changes training from step {step} on: losses differ by {_percent(largest)}"
+        words = f"changes training from step {step} on: losses differ by {percent(largest)}"
         return Training("changed", words, largest, step)
     if largest > tolerance:
-        return Training("rounding", f"losses differ by {_percent(largest)}, as in two runs without it", largest)
+        return Training("rounding", f"losses differ by {percent(largest)}, as in two runs without it", largest)
     if largest:
-        return Training("rounding", f"losses within {_percent(largest)}", largest)
+        return Training("rounding", f"losses within {percent(largest)}", largest)
     return _equal_losses(base, again, changed, promised=numbers == "same bits")
 
 
@@ -118,7 +118,7 @@ def repeats_losses(base: Result, again: Result) -> str:
     if not largest:
         return "two runs have the same losses"
     proves = ": too much to compare changes by" if largest > _LARGE else ""
-    return f"losses of two runs with the same seed differ by {_percent(largest)}{proves}"
+    return f"losses of two runs with the same seed differ by {percent(largest)}{proves}"
 
 
 def _finite(losses: Sequence[float | None]) -> list[float]:
@@ -140,5 +140,11 @@ def _largest(differences: Sequence[float]) -> float:
     return max(differences, default=0.0)
 
 
-def _percent(ratio: float) -> str:
+def percent(ratio: float) -> str:
+    """Return a ratio as a percentage, or a small one as a power of ten.
+
+    Example:
+        >>> percent(0.0123), percent(2e-7)
+        ('1.2%', '2e-07')
+    """
     return f"{100 * ratio:.2g}%" if ratio >= _AS_PERCENT else f"{ratio:.0e}"
