@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -15,9 +15,13 @@ from annot.report.terminal.layout import fitted_table
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
 
-_COLUMNS: Final = (
-    "Before", "After", "Speedup", "±", "At most", "First steps", "Pays back", "Memory", "Training"
-)  # fmt: skip
+_COLUMNS: Final = ("Before", "After", "Speedup", "±", "At most", "First steps", "Pays back", "Memory", "Training")
+_KEPT: Final = ("After", "Speedup", "±")
+"""Columns that a narrow terminal has, too."""
+_MOST_CODE: Final = 3
+"""Changes whose code is printed."""
+_LONGEST: Final = 26
+"""Longest text of a check in a table."""
 
 
 def print_answer(answer: Answer, console: Console) -> None:
@@ -62,19 +66,10 @@ def _heading(answer: Answer) -> str:
 
 def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
     labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
-    cells = _cells(answer, rows)
-    places = range(len(rows))
-    kept = ("After", "Speedup", "Training")
     columns = [
-        Formatted(title, cell, 0, keep=title in kept)
-        for title, texts in cells.items()
-        for cell in [_nth(texts)]
-    ]  # fmt: skip
-    return fitted_table("Change", labels, columns, places, width)
-
-
-def _nth(texts: Sequence[str]) -> Callable[[int], str]:
-    return lambda place: texts[place]
+        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
+    ]
+    return fitted_table("Change", labels, columns, range(len(rows)), width)
 
 
 def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -103,10 +98,6 @@ def _row(answer: Answer, row: Row, unit: Unit) -> tuple[str, ...]:
     )
 
 
-_LONGEST: Final = 26
-"""Longest text of a check in a table."""
-
-
 def _speedup(row: Row) -> str:
     return "" if row.speedup is None else f"{row.speedup:.2f}"
 
@@ -125,10 +116,6 @@ def _advice(answer: Answer) -> list[str]:
         lines.append(f"{row.name}, {_speedup(row)} times as fast:")
         lines += [f"    {line}" for line in row.code.splitlines()]
     return lines
-
-
-_MOST_CODE: Final = 3
-"""Changes whose code is printed."""
 
 
 def _layers(answer: Answer) -> list[str]:
