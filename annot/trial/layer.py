@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -166,7 +165,9 @@ def _without_steps(result: Result, question: LayerQuestion) -> str:
     if result.framework not in ("", "torch"):
         return f"the program uses {result.framework}, and layers are timed alone only in PyTorch"
     steps, needed = len(result.step_ns), max(question.warmup, _WARMUP)
-    return f"the program ended after {steps} of the {needed} steps before it" if steps else "no step of a model was seen"
+    return (
+        f"the program ended after {steps} of the {needed} steps before it" if steps else "no step of a model was seen"
+    )
 
 
 def _answer(question: LayerQuestion, result: Result) -> LayerAnswer:

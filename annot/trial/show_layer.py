@@ -37,12 +37,10 @@ def _heading(row: LayerRow, answer: LayerAnswer) -> str:
         return name
     passes = "forward and backward" if row.backward else "forward"
     calls = f"{layers}{count(round(row.calls, 1))} call{'' if row.calls == 1 else 's'} per step"
-    of_step = f", {percent(row.share, 1.0)} of a step of {duration(answer.step_ns)}" if _known(row, answer) else ""
-    return f"{name}: {duration(row.time_ns)} per {passes}, {calls}{of_step}"
-
-
-def _known(row: LayerRow, answer: LayerAnswer) -> bool:
-    return row.share is not None and answer.step_ns is not None
+    text = f"{name}: {duration(row.time_ns)} per {passes}, {calls}"
+    if row.share is None or answer.step_ns is None:
+        return text
+    return f"{text}, {percent(row.share, 1.0)} of a step of {duration(answer.step_ns)}"
 
 
 def _table(gains: Sequence[Gain], width: int) -> object:

@@ -80,7 +80,7 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
         >>> ratio([3.0, 3.0], [2.0, 2.0]).factor
         1.5
     """
-    shift = Evidence((len(before), len(after)), True, LEVEL).shift([*before, *after]) if before and after else None
+    shift = Evidence((len(before), len(after)), True, LEVEL).shift((*before, *after)) if before and after else None
     if shift is None:
         return None
     low, high = (1 / factor if factor else None for factor in (shift.high, shift.low))
