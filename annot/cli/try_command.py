@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from annot.cli import try_layers
 from annot.cli.output import UsageError, console_for, say, whole_number
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ examples:
   annot try --combine --budget 30m -- python train.py              # and the best ones together
   annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
 """
-_NONE_FASTER: Final = 5
 _INTERRUPTED: Final = 130
 _BUDGET: Final = 600.0
 """Seconds for all runs, without --budget and --repeat."""
@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
     parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
+    try_layers.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
 
 
@@ -101,6 +102,12 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("COMMAND is missing: annot try -- python train.py")
+    if args.layers:
+        return try_layers.run(args, names, command)
+    if args.extract:
+        raise UsageError(
+            "--extract needs --layers: annot try --layers 'blocks.*' --extract layer.py -- python train.py"
+        )
     question = _question(args, names)
     resolve_command(command)
     program = Program(
@@ -122,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         write_answer(folder, answer)
         _remember(trial)
     _print(answer, args.format)
-    return 0 if answer.best is not None else _NONE_FASTER
+    return 0 if answer.best is not None else try_layers.NONE_FASTER
 
 
 def _question(args: argparse.Namespace, names: Sequence[str]) -> Question:

@@ -11,13 +11,20 @@ VARIABLE: Final = "ANNOT_TRY"
 """Environment variable with a `Request` as JSON. The process that calls the first model removes it."""
 
 
+LAYER_CHANGES: Final = (
+    "compile", "compile-blocks", "compile-reduce-overhead", "compile-max-autotune", "bf16", "fp16", "tf32",
+    "channels-last", "cudnn-benchmark", "sdpa-flash", "sdpa-efficient", "sdpa-math",
+)  # fmt: skip
+"""Names of the changes that act on a single layer, of `annot.live.layer_alternatives`, which imports PyTorch."""
+
+
 class LayerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers of a PyTorch model to time alone, between two steps, in the process of the training."""
 
     patterns: list[str]
     """Patterns of dotted paths, as in `annot.emit_ranges`."""
     alternatives: list[str] = []
-    """Names of changes, of `annot.live.layer_alternatives.ALTERNATIVES`."""
+    """Names of changes, of `LAYER_CHANGES`."""
     rounds: int = 10
     """Blocks of calls that are timed under each alternative."""
     block_ms: float = 20.0

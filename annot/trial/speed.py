@@ -70,12 +70,21 @@ def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> 
     """
     if not before or not after:
         return None
-    a, b = ([step_ns(run, share) for run in runs] for runs in (before, after))
-    shift = Evidence((len(a), len(b)), True, LEVEL).shift((*a, *b))
+    return ratio(*([step_ns(run, share) for run in runs] for runs in (before, after)))
+
+
+def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
+    """Return the speedup of independent times (ns) over others; None: a side has none, or a time of 0.
+
+    Example:
+        >>> ratio([3.0, 3.0], [2.0, 2.0]).factor
+        1.5
+    """
+    shift = Evidence((len(before), len(after)), True, LEVEL).shift((*before, *after)) if before and after else None
     if shift is None:
         return None
     low, high = (1 / factor if factor else None for factor in (shift.high, shift.low))
-    return Speedup(fmean(a), fmean(b), 1 / shift.factor, low, high, min(len(a), len(b)))
+    return Speedup(fmean(before), fmean(after), 1 / shift.factor, low, high, min(len(before), len(after)))
 
 
 def step_ns(run: Result, share: float) -> float:
