@@ -82,5 +82,6 @@ def test_unequal_steps(slow: float, expected: bool) -> None:
     uneven = [result(([10.0] * 4 + [slow] * 4) + [10.0] * 2 + [slow] * 2)]
     assert speed.unequal(runs(10.0), uneven) is expected
     assert not speed.unequal(uneven, uneven)
+    assert not speed.unequal(runs(10.0), [result(([10.0] * 4 + [slow] * 4) + [10.0] * 2 + [slow] * 2, device="cuda")])
     assert not speed.unequal(runs(10.0), [result([10.0, slow] * 6)])
     assert not speed.unequal(runs(10.0), [result([10.0, slow, 10.0])])
