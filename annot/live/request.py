@@ -166,7 +166,9 @@ class Result(msgspec.Struct, kw_only=True):
     losses: list[float | None] = []
     """Losses of the first steps; None: a loss is NaN or infinite."""
     parameters: str = ""
-    """SHA-256 of all parameters and buffers after these steps."""
+    """SHA-256 of all parameters and buffers after `hashed_steps` steps."""
+    hashed_steps: int = 0
+    """Number of losses, or a few more if the framework runs several steps together; 0: there is no hash."""
     peak_bytes: int = 0
     """Most memory in use: that of the device of the model if it is a GPU, else the resident memory of the process."""
     device: str = ""

@@ -181,7 +181,7 @@ class Session:
         done = number + steps
         result.step_ns[number:] = [max(0, now - (self._step_start or now)) // steps] * steps
         if number < request.losses <= done and request.parameters:
-            result.parameters = guard.attempt(self.hash_parameters, otherwise="")
+            result.parameters, result.hashed_steps = guard.attempt(self.hash_parameters, otherwise=""), done
         if number < self.warmup <= done:
             result.warmup = done
             self._open_window()
