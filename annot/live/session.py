@@ -36,10 +36,10 @@ class Session:
         self.result = Result(warmup=request.warmup)
         self.live = True
         """Whether steps are measured."""
-        self.ends_program = not request.keep_going
-        """Whether the program ends after the measured steps."""
+        self.installing = ""
+        """Name of the change that `apply` is installing."""
         self._step_start: int | None = None
-        self._window_start = 0
+        self._window_start: int | None = None
         self._compiled_before = 0
         self._interrupt = _Interrupt()
 
@@ -49,7 +49,9 @@ class Session:
         """Install changes in the order of the request."""
         for name, install in changes.items():
             self.skipped(name, "the program has not reached the code that it changes")
+            self.installing = name
             self.try_change(name, install, self)
+        self.installing = ""
 
     def applied(self, name: str, where: str) -> None:
         """Note that a change is in effect.
@@ -81,12 +83,17 @@ class Session:
         if self.live and self._step_start is None:
             guard.attempt(self._begin, otherwise=None, note=_NOTE)
 
-    def restart(self) -> None:
-        """Forget all steps: the steps so far were others than those to measure."""
+    def restart(self, start: int | None = None) -> None:
+        """Forget all steps: the steps so far were others than those to measure.
+
+        Args:
+            start: start of the first step (ns of `time.perf_counter_ns`); None: `begin` starts it.
+        """
         self.live = True
-        self._step_start = None
+        self._step_start = self._window_start = start
         self.result.step_ns.clear()
         self.result.losses.clear()
+        self.result.parameters = ""
         self.result.window_ns = None
 
     def note_loss(self, read: Callable[[], float]) -> None:
@@ -97,13 +104,14 @@ class Session:
             losses[steps:] = [loss if math.isfinite(loss) else None]
 
     def end_step(self) -> None:
-        """Count a step. After the measured ones, end the program.
+        """Count a step. After the measured ones, end the program if the request and `may_end` say so.
 
         Raises:
             StepsMeasured: all steps are measured.
         """
         if self.live:
             now = time.perf_counter_ns()
+            self.begin()
             guard.attempt(self._count, len(self.result.step_ns), now, otherwise=None, note=_NOTE)
         if self.result.ended == "steps":
             self._end_program()
@@ -127,6 +135,10 @@ class Session:
         return result
 
     # ---------------------------------------------------------------- what a framework says
+
+    def may_end(self) -> bool:
+        """Return whether the program may end after the measured steps: they are not a prelude to others."""
+        return True
 
     def wait(self) -> None:
         """Wait until the device has completed all work."""
@@ -158,12 +170,10 @@ class Session:
     def _count(self, number: int, now: int) -> None:
         """Record step `number`, from 0, which ended at `now` (ns). A second call with the same step changes nothing."""
         request, result = self.request, self.result
-        if self._step_start is None:
-            self._step_start = now
         done = number + 1
-        result.step_ns[number:] = [now - self._step_start]
+        result.step_ns[number:] = [max(0, now - (self._step_start or now))]
         if done == request.losses and request.parameters:
-            result.parameters = self.hash_parameters()
+            result.parameters = guard.attempt(self.hash_parameters, otherwise="")
         if done == request.warmup:
             self._open_window()
         if done == request.warmup + request.steps:
@@ -178,11 +188,11 @@ class Session:
     def _close_window(self) -> None:
         self.wait()
         now = time.perf_counter_ns()
-        self.result.window_ns = now - self._window_start
-        self.result.recompiled = self.compiled_graphs() - self._compiled_before
+        self.result.window_ns = now - (self._window_start or now)
+        self.result.recompiled = max(0, self.compiled_graphs() - self._compiled_before)
         self._note_memory()
         self.live = False
-        if self.ends_program and not self.request.keep_going:
+        if not self.request.keep_going and self.may_end():
             self.result.ended = "steps"
 
     def _note_memory(self) -> None:
