@@ -38,6 +38,7 @@ class Session:
         """Whether steps are measured."""
         self.installing = ""
         """Name of the change that `apply` is installing."""
+        self._step_calls: list[Callable[[int], object]] = []
         self._step_start: int | None = None
         self._window_start: int | None = None
         self._compiled_before = 0
@@ -67,6 +68,10 @@ class Session:
     def skipped(self, name: str, reason: str) -> None:
         """Note why a change is not in effect, a clause. A later reason replaces an earlier one."""
         self.result.skipped[name] = reason
+
+    def after_step(self, call: Callable[[int], object]) -> None:
+        """Call a function with the number of counted steps after each step. Its time belongs to no step."""
+        self._step_calls.append(call)
 
     def try_change(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
         """Return the result of code of a change. If it fails, note the reason and return None."""
@@ -174,6 +179,8 @@ class Session:
         result.step_ns[number:] = [max(0, now - (self._step_start or now))]
         if done == request.losses and request.parameters:
             result.parameters = guard.attempt(self.hash_parameters, otherwise="")
+        for call in self._step_calls:
+            call(done)
         if done == request.warmup:
             self._open_window()
         if done == request.warmup + request.steps:
