@@ -81,8 +81,8 @@ class AlternativeTimes(msgspec.Struct, kw_only=True):
     name: str
     """Name of the change."""
     times_ns: list[float] = []
-    """Mean time (ns) of forward and backward in each block of calls; block i is in the same round as that of the layer
-    without a change."""
+    """Time (ns) of forward and backward in each block of calls: on a CPU the median, else the mean. Block i is in the
+    same round as that of the layer without a change."""
     first_ns: int = 0
     """Wall-clock time (ns) of the first call, which includes the time to compile."""
     outputs: Difference | None = None
@@ -113,7 +113,7 @@ class LayerTimes(msgspec.Struct, kw_only=True):
     calls_per_block: int = 1
     """Calls in each timed block."""
     times_ns: list[float] = []
-    """Mean time (ns) of forward and backward in each block, without a change."""
+    """Time (ns) of forward and backward in each block, without a change."""
     repeats: bool = True
     """Whether two calls without a change give the same bits."""
     alternatives: list[AlternativeTimes] = []
