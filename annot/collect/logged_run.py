@@ -19,6 +19,14 @@ TIMED_OUT: Final = 124
 """Exit status of a run that exceeds its timeout, as from the `timeout` command."""
 _PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+_BOUND: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Program that becomes a command, which the kernel terminates if the process that waits for it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +80,11 @@ def run_logged(
 ) -> int:
     """Run a command as `LoggedRun.run` does, but directly; `environ` is its whole environment."""
     _restore_interrupts()
+    bound = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
     with log.open("wb") as file:
         # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
         child = subprocess.Popen(
-            words,
+            [*bound, *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

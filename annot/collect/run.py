@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, Self
 from annot import native
 from annot.errors import AnnotError
 from annot.live.request import VARIABLE
+from annot.util.program import Program
 
 SIGNALED: Final = 128
 """A shell reports this status plus the number of the signal that ended a command."""
@@ -36,8 +37,8 @@ class CommandError(AnnotError):
 class Job:
     """A command to profile."""
 
-    command: tuple[str, ...]
-    """Command and arguments, as typed."""
+    program: Program
+    """The command as typed, and what it runs."""
     executable: str
     """Path of the executable."""
     out: Path
@@ -48,6 +49,11 @@ class Job:
     """Receives messages for the user, one line each."""
     layers: bool = False
     """Whether Python processes of the command emit ranges of all their models."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command and arguments, as typed."""
+        return self.program.command
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ class Session:
         """Whether steps are measured."""
         self.installing = ""
         """Name of the change that `apply` is installing."""
+        self.warmup = request.warmup
+        """Steps before the measured ones. A change that takes effect later raises it before the first step ends."""
+        self._step_calls: list[Callable[[int], object]] = []
         self._step_start: int | None = None
         self._window_start: int | None = None
         self._compiled_before = 0
@@ -69,6 +72,10 @@ class Session:
         """Note why a change is not in effect, a clause. A later reason replaces an earlier one."""
         self.result.skipped[name] = reason
 
+    def after_step(self, call: Callable[[int], object]) -> None:
+        """Call a function with the number of counted steps after each step. Its time belongs to no step."""
+        self._step_calls.append(call)
+
     def try_change(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
         """Return the result of code of a change. If it fails, note the reason and return None."""
         try:
@@ -96,6 +103,7 @@ class Session:
         self.result.losses.clear()
         self.result.parameters = ""
         self.result.window_ns = None
+        self.result.warmup = self.warmup
 
     def note_loss(self, read: Callable[[], float]) -> None:
         """Keep the loss of the current step, if the request asks for it. Only the first loss of a step counts."""
@@ -104,8 +112,10 @@ class Session:
             loss = guard.attempt(read, otherwise=math.nan)
             losses[steps:] = [loss if math.isfinite(loss) else None]
 
-    def end_step(self) -> None:
-        """Count a step. After the measured ones, end the program if the request and `may_end` say so.
+    def end_step(self, steps: int = 1) -> None:
+        """Count a step, or several that the framework ran together.
+
+        After the measured ones, end the program if the request and `may_end` say so.
 
         Raises:
             StepsMeasured: all steps are measured.
@@ -113,7 +123,7 @@ class Session:
         if self.live:
             now = time.perf_counter_ns()
             self.begin()
-            guard.attempt(self._count, len(self.result.step_ns), now, otherwise=None, note=_NOTE)
+            guard.attempt(self._count, len(self.result.step_ns), steps, now, otherwise=None, note=_NOTE)
         if self.result.ended == "steps":
             self._end_program()
 
@@ -168,16 +178,22 @@ class Session:
             self._open_window()
         self._step_start = time.perf_counter_ns()
 
-    def _count(self, number: int, now: int) -> None:
-        """Record step `number`, from 0, which ended at `now` (ns). A second call with the same step changes nothing."""
+    def _count(self, number: int, steps: int, now: int) -> None:
+        """Record `steps` steps from step `number` on, which ended at `now` (ns). A second call changes nothing.
+
+        Steps that ran together are warm-up or measured together, so there may be more of each than requested.
+        """
         request, result = self.request, self.result
-        done = number + 1
-        result.step_ns[number:] = [max(0, now - (self._step_start or now))]
-        if done == request.losses and request.parameters:
-            result.parameters = guard.attempt(self.hash_parameters, otherwise="")
-        if done == request.warmup:
+        done = number + steps
+        result.step_ns[number:] = [max(0, now - (self._step_start or now)) // steps] * steps
+        if number < request.losses <= done and request.parameters:
+            result.parameters, result.hashed_steps = guard.attempt(self.hash_parameters, otherwise=""), done
+        for call in self._step_calls:
+            call(done)
+        if number < self.warmup <= done:
+            result.warmup = done
             self._open_window()
-        if done == request.warmup + request.steps:
+        elif number >= self.warmup and done >= result.warmup + request.steps:
             self._close_window()
         self._step_start = time.perf_counter_ns()
 
