@@ -112,7 +112,7 @@ class KerasSession(Session):
             self._source = weakref.ref(source)
         elif self._source is not None:
             return
-        if not self.result.step_ns:
+        if not self.result.step_ns and self._called:
             self._step_start = self._called
         done = len(self.result.step_ns) + steps
         if done >= self.request.losses > len(self.result.losses):
