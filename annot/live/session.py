@@ -38,10 +38,10 @@ class Session:
         """Whether steps are measured."""
         self.warmup = request.warmup
         """Steps before the measured ones. A change that takes effect later raises it before the first step ends."""
-        self.ends_program = not request.keep_going
-        """Whether the program ends after the measured steps."""
+        self.installing = ""
+        """Name of the change that `apply` is installing."""
         self._step_start: int | None = None
-        self._window_start = 0
+        self._window_start: int | None = None
         self._compiled_before = 0
         self._interrupt = _Interrupt()
 
@@ -51,7 +51,9 @@ class Session:
         """Install changes in the order of the request."""
         for name, install in changes.items():
             self.skipped(name, "the program has not reached the code that it changes")
+            self.installing = name
             self.try_change(name, install, self)
+        self.installing = ""
 
     def applied(self, name: str, where: str) -> None:
         """Note that a change is in effect.
@@ -83,12 +85,17 @@ class Session:
         if self.live and self._step_start is None:
             guard.attempt(self._begin, otherwise=None, note=_NOTE)
 
-    def restart(self) -> None:
-        """Forget all steps: the steps so far were others than those to measure."""
+    def restart(self, start: int | None = None) -> None:
+        """Forget all steps: the steps so far were others than those to measure.
+
+        Args:
+            start: start of the first step (ns of `time.perf_counter_ns`); None: `begin` starts it.
+        """
         self.live = True
-        self._step_start = None
+        self._step_start = self._window_start = start
         self.result.step_ns.clear()
         self.result.losses.clear()
+        self.result.parameters = ""
         self.result.window_ns = None
         self.result.warmup = self.warmup
 
@@ -100,13 +107,14 @@ class Session:
             losses[steps:] = [loss if math.isfinite(loss) else None]
 
     def end_step(self, steps: int = 1) -> None:
-        """Count a step, or several that the framework ran together. After the measured ones, end the program.
+        """Count steps that ran together. After the measured ones, end the program if the request and `may_end` say so.
 
         Raises:
             StepsMeasured: all steps are measured.
         """
         if self.live:
             now = time.perf_counter_ns()
+            self.begin()
             guard.attempt(self._count, len(self.result.step_ns), steps, now, otherwise=None, note=_NOTE)
         if self.result.ended == "steps":
             self._end_program()
@@ -130,6 +138,10 @@ class Session:
         return result
 
     # ---------------------------------------------------------------- what a framework says
+
+    def may_end(self) -> bool:
+        """Return whether the program may end after the measured steps: they are not a prelude to others."""
+        return True
 
     def wait(self) -> None:
         """Wait until the device has completed all work."""
@@ -164,12 +176,10 @@ class Session:
         Steps that ran together are warm-up or measured together, so there may be more of each than requested.
         """
         request, result = self.request, self.result
-        if self._step_start is None:
-            self._step_start = now
         done = number + steps
-        result.step_ns[number:] = [(now - self._step_start) // steps] * steps
+        result.step_ns[number:] = [max(0, now - (self._step_start or now)) // steps] * steps
         if number < request.losses <= done and request.parameters:
-            result.parameters = self.hash_parameters()
+            result.parameters = guard.attempt(self.hash_parameters, otherwise="")
         if number < self.warmup <= done:
             result.warmup = done
             self._open_window()
@@ -185,11 +195,11 @@ class Session:
     def _close_window(self) -> None:
         self.wait()
         now = time.perf_counter_ns()
-        self.result.window_ns = now - self._window_start
-        self.result.recompiled = self.compiled_graphs() - self._compiled_before
+        self.result.window_ns = now - (self._window_start or now)
+        self.result.recompiled = max(0, self.compiled_graphs() - self._compiled_before)
         self._note_memory()
         self.live = False
-        if self.ends_program and not self.request.keep_going:
+        if not self.request.keep_going and self.may_end():
             self.result.ended = "steps"
 
     def _note_memory(self) -> None:

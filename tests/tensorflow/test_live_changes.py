@@ -84,9 +84,14 @@ def test_several_steps_run_in_one_execution() -> None:
         network().fit(*samples(20), batch_size=BATCH, epochs=2, verbose=0, callbacks=[counter])
     assert ends == [9, 19, 9, 19]
     assert (session.result.warmup, len(session.result.step_ns)) == (10, 30)
-    with measured("steps-per-execution", warmup=1, steps=20, losses=4) as session:
-        fit(network())
-    assert session.result.warmup == len(session.result.losses) == 4
+    results = []
+    for changes in ([], ["steps-per-execution"]):
+        with measured(*changes, warmup=1, steps=9, losses=4, parameters=True) as session:
+            fit(network())
+        results.append(session.result)
+    assert [result.warmup for result in results] == [1, 4]
+    assert results[0].losses == results[1].losses
+    assert results[0].parameters == results[1].parameters
 
 
 def test_no_eager_compiles_models_and_functions() -> None:
