@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from annot.live.request import Difference
 from annot.report.columns import Formatted
 from annot.report.terminal.layout import fitted_table
 from annot.report.units import count, duration, printable, unit_for
@@ -32,7 +31,7 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:
     layers = "" if row.layers == 1 else f"{row.layers} layers like this, "
-    name = f"{row.path} {row.kind}" + (f" {row.inputs}" if row.inputs else "")
+    name = f"{row.path or 'the model'} {row.kind}" + (f" {row.inputs}" if row.inputs else "")
     if row.time_ns is None:
         return name
     passes = "forward and backward" if row.backward else "forward"
@@ -72,12 +71,10 @@ def _numbers(gain: Gain) -> str:
     """The verdict about numbers, with the larger of both relative differences."""
     if gain.numbers in ("", "same bits"):
         return gain.numbers
-    relative = [_relative(difference) for difference in (gain.outputs, gain.gradients) if difference is not None]
-    return f"{gain.numbers}, {max(relative):.0e}" if relative else gain.numbers
-
-
-def _relative(difference: Difference) -> float:
-    return float("nan") if difference.relative is None else difference.relative
+    relative = [difference.relative for difference in (gain.outputs, gain.gradients) if difference is not None]
+    finite = [value for value in relative if value is not None]
+    size = "" if not relative else f", {max(finite):.0e}" if len(finite) == len(relative) else ", NaN"
+    return f"{gain.numbers}{size}"
 
 
 def _notes(row: LayerRow) -> list[str]:
