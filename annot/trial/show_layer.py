@@ -55,7 +55,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
     }
     kept = ("After", "Speedup", "Numbers")
     columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
-    labels = [Text(printable(gain.name), "bold" if gain.low is not None and gain.low > 1 else "") for gain in gains]
+    labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
     return fitted_table("Change", labels, columns, range(len(gains)), width)
 
 
@@ -89,9 +89,7 @@ def _notes(row: LayerRow) -> list[str]:
 
 def _end(answer: LayerAnswer) -> list[str]:
     """How to check the gains on the whole program, and the file that was written."""
-    names = dict.fromkeys(
-        gain.name for row in answer.layers for gain in row.gains if gain.low is not None and gain.low > 1
-    )
+    names = dict.fromkeys(gain.name for row in answer.layers for gain in row.gains if gain.is_faster)
     lines = []
     if names:
         command = shlex.join(answer.command)
