@@ -17,6 +17,7 @@ from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest, digest
 from annot.analyze.comparison.gate import decide
+from annot.analyze.comparison.same_run import differ
 from annot.collect.alternate import Command, alternate
 from annot.collect.collectors import COLLECTORS
 from annot.emit.machine import cpu_name
@@ -231,6 +232,8 @@ class Gate:
 
     def _judge(self, baseline: Baseline, measured: Sequence[Digest], limits: Limits) -> None:
         comparison = _compared(baseline.runs, measured, limits)
+        if devices := differ("the devices differ", *comparison.devices):
+            self._give_up(f"the baseline is from another machine: {devices}")
         decision = decide(comparison, above=limits.above, level=limits.level)
         self._request.node.user_properties.append(("annot", decision.status))
         text = "\n".join(decision.sentences)
