@@ -84,6 +84,9 @@ def check_sides(args: argparse.Namespace) -> None:
         if getattr(args, option) and form != needed:
             raise output.UsageError(f"--{option} needs {_FORMS[needed]}")
     count, behind = len(args.profiles), args.words_after
+    options = [word for word in behind or () if word.startswith("-") and not Path(word).exists()]
+    if form != "repeat" and options:
+        raise output.UsageError(f"{options[0]} is behind --, where only runs are: options go before --")
     if form == "runs" and not (count and behind):
         raise output.UsageError(
             f"--runs expects runs on both sides of --: annot compare --runs A1 A2 -- B1 B2{_got(args)}"
