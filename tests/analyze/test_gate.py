@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from simulated_runs import simulated
 
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision, decide
@@ -139,12 +140,27 @@ def test_in_one_pair_a_layer_stands_out_from_the_changes_of_others() -> None:
 
 
 @pytest.mark.parametrize(("steps", "status"), [(9, "undecided"), (10, "slower")])
-def test_a_single_run_needs_steps(steps: int, status: str) -> None:
-    """A layer takes 60 % longer in one run against six: with few steps, hiccups may have done it."""
+@pytest.mark.parametrize("all_layers", [1.0, 0.75])
+def test_a_single_run_needs_steps(steps: int, status: str, all_layers: float) -> None:
+    """A layer takes 60 % longer in one run against six: with few steps, hiccups may have done it.
+
+    It does so, too, if all layers became faster, and the layer is slower only by its measured time.
+    """
     random = np.random.default_rng(8)
     a = [simulated(random, layers=12, steps=steps, machine=0.01) for _ in range(6)]
     b = simulated(random, slower=0.6, layer=5, layers=12, steps=steps, machine=0.01)
-    assert decide(compare(a, [b]), above=1.05).status == status
+    assert decide(compare(a, [_times_of(b, all_layers)]), above=1.05).status == status
+
+
+def test_a_limit_below_one_needs_no_evidence() -> None:
+    """Equal runs are not fast enough: that is no error, and has no cause."""
+    random = np.random.default_rng(8)
+    a, b = ([simulated(random, layers=12, machine=0.01) for _ in range(4)] for _ in "ab")
+    comparison = compare(a, b)
+    decisions = [decide(comparison, above=above) for above in (0.9, 0.8, 1.0)]
+    assert [(each.status, each.level) for each in decisions] == [("slower", None), ("slower", None), ("same", 0.01)]
+    assert not any("comparisons of equal runs" in sentence for sentence in decisions[0].sentences)
+    assert causes_of(comparison, decisions[0], a, b) == ()
 
 
 def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:

@@ -29,7 +29,7 @@ from annot.analyze.comparison.compare import Comparison
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
-from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS
+from annot.analyze.cpu_parts import COMPUTED, STEP_PARTS
 from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import COLLECTIVE_NAME
@@ -55,7 +55,6 @@ _LONGEST: Final = 48
 """Characters of the name of a kernel."""
 _WAITING: Final = ("data", "collective")
 """Phases in which a thread waits."""
-_PARTS: Final = {**CPU_PARTS, **GPU_PARTS}
 _FOR_CPU: Final = ("launch", "host")
 """Parts of a step in which the GPU waits for the CPU."""
 _WORKING: Final = ("tensor_cores", "kernels", "copies", *COMPUTED)
@@ -129,12 +128,14 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes of what a decision found slower, or may have; none for other decisions.
 
+    There are none if b had to be faster: what is not faster takes no longer.
+
     Args:
         comparison: the comparison.
         decision: the decision about it.
         a, b: the compared runs.
     """
-    if decision.status not in ("slower", "undecided"):
+    if decision.status not in ("slower", "undecided") or decision.above < 1:
         return ()
     rows = decision.rows.select(KEY).rows() if comparison.by == "layer" else []
     step, decided = decision.step_slower or not rows, decision.status == "slower"
@@ -431,7 +432,7 @@ class _Split:
 
 def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Sequence[Cause]) -> Cause:
     if waits := _waits(step_parts(runs.a), step_parts(runs.b)):
-        evidence = [_part(_PARTS[part].name, *times) for part, times in waits.items()]
+        evidence = [_part(STEP_PARTS[part].name, *times) for part, times in waits.items()]
         cpu = (
             _quartiles([*runs.ratios_of("host_ns").values()])
             if runs.on_gpu and not {*_FOR_CPU}.isdisjoint(waits)
