@@ -138,12 +138,12 @@ def _described(pair: Pair, what: str, apart: list[tuple[Layer, str, str]]) -> Di
 
 
 def _times(pair: Pair) -> pl.DataFrame:
-    return layers_by_step(pair.a).group_by("name", "phase").agg(pl.col(pair.time).sum())
+    return layers_by_step(pair.runs[0]).group_by("name", "phase").agg(pl.col(pair.time).sum())
 
 
 def _shared(pair: Pair) -> Iterator[tuple[Layer, tuple[_Calls, _Calls]]]:
     """Yield the layers with calls in both runs."""
-    a, b = _calls(pair.a), _calls(pair.b)
+    a, b = map(_calls, pair.runs)
     for layer in a.keys() & b.keys():
         yield layer, (a[layer], b[layer])
 
