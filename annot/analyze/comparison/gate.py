@@ -86,10 +86,7 @@ def decide(
     Raises:
         ValueError: the factor is not above 0, or the level is not between 0 and 1.
     """
-    if not above > 0:
-        raise ValueError(f"the allowed factor must be above 0, got {above:g}")
-    if not 0 < level < 1:
-        raise ValueError(f"the error level must be between 0 and 1, got {level:g}")
+    check_limits(above, level)
     gate, reasons = _Gate(comparison, above, level, least_share), comparison.comparability.reasons
     if reasons and not force:
         return Decision("incomparable", gate.table({}), False, above, None, tuple(reason.text for reason in reasons))
@@ -108,6 +105,14 @@ def decide(
         level if comparison.evidence.between_runs and above >= 1 else None,
         tuple(filter(None, sentences)),
     )
+
+
+def check_limits(above: float, level: float) -> None:
+    """Raise ValueError if an allowed factor or an error level is out of range, see `decide`."""
+    if not above > 0:
+        raise ValueError(f"the allowed factor must be above 0, got {above:g}")
+    if not 0 < level < 1:
+        raise ValueError(f"the error level must be between 0 and 1, got {level:g}")
 
 
 def _shortened(texts: Sequence[str]) -> list[str]:
