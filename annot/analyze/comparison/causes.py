@@ -29,6 +29,7 @@ from annot.analyze.comparison.compare import Comparison
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
+from annot.analyze.comparison.rows import classes_of
 from annot.analyze.cpu_parts import COMPUTED, STEP_PARTS
 from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
 from annot.analyze.peaks import short_time
@@ -186,8 +187,8 @@ def causes(
         >>> cause.sentence
         'fc Linear forward: the same work takes longer'
     """
-    before = work_of_rows(a, [_class_of(row, 0) for row in rows], time)
-    after = work_of_rows(b, [_class_of(row, 1) for row in rows], time)
+    keys = [[(layer, classes_of(module)[side], phase) for layer, module, phase in rows] for side in (0, 1)]
+    before, after = work_of_rows(a, keys[0], time), work_of_rows(b, keys[1], time)
     *changes, whole = map(_Change, [*rows, None], before, after)
     runs = _Runs(a, b, time, whole)
     of_rows = [_cause_of_row(change, runs) for change in changes]
@@ -199,13 +200,6 @@ def _undecided(cause: Cause) -> Cause:
     if cause.kind in ("work", "kernels"):
         return cause
     return _cause("noise", cause.row, cause.evidence)
-
-
-def _class_of(row: Key, side: int) -> Key:
-    """The key of a row on one side."""
-    layer, module, phase = row
-    before, _, after = module.partition(" → ")
-    return layer, (after or before) if side else before, phase
 
 
 def _cause(kind: Kind, row: Key | None, evidence: Iterable[str], sentence: str = "") -> Cause:
@@ -267,7 +261,7 @@ def _other_layer(change: _Change) -> list[str]:
         return []
     if not change.before.ns:
         return [_say("new")]
-    old, new = (_class_of(change.row, side)[1] for side in (0, 1))
+    old, new = classes_of(change.row[1])
     return [_say("class", a=old, b=new)] if old != new else []
 
 
