@@ -13,6 +13,7 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_rarer, layers_by_step
+from annot.analyze.comparison.row_work import elements
 from annot.labels.tag import AROUND
 from annot.util.weak_keys import once_for_each
 
@@ -112,7 +113,7 @@ def _other_sizes(pair: Pair) -> Difference:
 
 
 def _elements_by_step(texts: Mapping[str, int]) -> list[float]:
-    return [float(_elements(text)) for text, steps in texts.items() for _ in range(steps)]
+    return [float(elements(text)) for text, steps in texts.items() for _ in range(steps)]
 
 
 def _fixed_sizes(texts: Collection[str]) -> dict[tuple[int, int], str]:
@@ -190,14 +191,3 @@ def _dtypes(text: str) -> str:
     """Return the dtypes; empty: one is unknown."""
     kinds = [dtype for _, dtype in _TENSOR.findall(text)]
     return " ".join(kinds) if all(kinds) else ""
-
-
-def _elements(text: str) -> int:
-    """Return the number of elements of all tensors."""
-    total = 0
-    for sizes, _ in _TENSOR.findall(text):
-        product = 1
-        for size in filter(None, sizes.split(",")):
-            product *= int(size) if size.isdecimal() else 1
-        total += product
-    return total
