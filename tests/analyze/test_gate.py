@@ -102,6 +102,28 @@ def test_a_busy_machine_hides_no_layer() -> None:
     assert 1.15 < decision.rows["factor"][0] < 1.25
 
 
+def _layer_times(run: Digest, layer: str, factor: float) -> Digest:
+    node = run.nodes["layer"].to_list().index(layer)
+    of_layer = pl.when(pl.col("node") == node).then(factor).otherwise(1.0)
+    return replace(run, times=run.times.with_columns((pl.col("host_ns", "gpu_ns") * of_layer).cast(pl.Int64)))
+
+
+@pytest.mark.parametrize(("last", "status"), [(1.2, "slower"), (0.99, "undecided")])
+def test_a_layer_that_is_noisier_than_others_needs_an_interval_above_one(last: float, status: str) -> None:
+    """The p-value is small either way: the other layers, which give it most of its variance, hardly vary."""
+    random = np.random.default_rng(8)
+    a, b = ([simulated(random, layers=20, machine=0.01) for _ in range(5)] for _ in "ab")
+    noisy = [_layer_times(run, "net.5", factor) for run, factor in zip(b, (1.2, 1.2, 1.2, 1.2, last), strict=True)]
+    comparison = compare(a, noisy)
+    row = comparison.rows["layer"].to_list().index("net.5")
+    decision, shift = decide(comparison, above=1.05), comparison.evidence.shifts[row]
+    assert shift is not None
+    assert shift.p is not None
+    assert shift.p < 0.01 / 21
+    assert decision.status == status
+    assert decision.rows["layer"].to_list() == (["net.5"] if status == "slower" else [])
+
+
 def test_new_layers_count_once() -> None:
     """A layer is called otherwise and has a layer inside: its time is that of the layer that is gone."""
     run = simulated(np.random.default_rng(8), layers=12, machine=0)

@@ -1,11 +1,11 @@
 """Whether a comparison shows that something became slower: the decision of a gate in CI.
 
 A row is slower if its time relative to the other layers of each run grew by more than the allowed factor, with a
-p-value that the procedure of Benjamini and Hochberg accepts at the error level. A busy machine slows all layers alike:
-only the time relative to other layers tells a slower layer from a slower machine. If the other layers became faster,
-the measured time of the row must grow, too. The times of a step and of everything are tested as measured. P-values are
-two-sided and only growth counts, so that rows have one half of the error level, and the step has the other: of
-comparisons of equal runs, at most the error level end with "slower".
+p-value that the procedure of Benjamini and Hochberg accepts at the error level, and with an interval above 1. A busy
+machine slows all layers alike: only the time relative to other layers tells a slower layer from a slower machine. If
+the other layers became faster, the measured time of the row must grow, too. The times of a step and of everything are
+tested as measured. P-values are two-sided and only growth counts, so that rows have one half of the error level, and
+the step has the other: of comparisons of equal runs, at most the error level end with "slower".
 
 A single run of a side does not tell slower code from a slower machine: a longer step leaves the decision open. A layer
 is slower if it is so relative to the others, in enough steps of the single run. With one run on each side, its change
@@ -246,7 +246,14 @@ class _Gate:
         return f"{name} takes {change.factor:.3f} times as long in B" + (f" ({', '.join(notes)})" if notes else "")
 
     def _is_slower(self, change: Shift, most: float) -> bool:
-        return self._exceeds(change) and (self.above < 1 or (change.p is not None and change.p <= most))
+        """Whether a time grew, with evidence.
+
+        The variance behind a p-value is mostly that of other rows. The interval has the noise of this row alone, and
+        must show the growth, too.
+        """
+        if not self._exceeds(change) or self.above < 1:
+            return self._exceeds(change)
+        return change.p is not None and change.p <= most and (change.low is None or change.low > 1)
 
     def _exceeds(self, change: Shift) -> bool:
         """Whether a time grew by more than the allowed factor."""
