@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import textwrap
 
 import pytest
 import torch
@@ -86,17 +86,17 @@ def test_losses_repeat_with_a_seed_and_an_infinite_one_is_none() -> None:
 
 
 def test_the_hash_is_that_of_parameters_and_buffers_by_name() -> None:
-    program = f"{NET}\nmodel = torch.nn.Sequential(torch.nn.BatchNorm1d(4), net())" + TRAIN[len(NET) :].replace(
-        "model = net()", ""
-    ).replace("steps += 1", "steps += 1; torch.save(model.state_dict(), '/dev/null')").replace(
-        "finally:", "finally:\n    import hashlib\n    print('hash', HASH)"
-    ).replace(
-        "HASH",
-        "hashlib.sha256(b''.join(bytes(v.numpy().tobytes()) for _, v in sorted(model.state_dict().items()))).hexdigest()",
+    show = """finally:
+    import hashlib
+    digest = hashlib.sha256()
+    for _, value in sorted(model.state_dict().items()):
+        digest.update(value.numpy().tobytes())
+    print("hash", digest.hexdigest())"""
+    model = "model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), net())"
+    result, process = measured(
+        TRAIN.replace("model = net()", model).replace("finally:", show), losses=4, parameters=True
     )
-    result, process = measured(program, losses=4, parameters=True)
     assert f"hash {result.parameters}" in process.stdout
-    assert len(result.parameters) == len(hashlib.sha256().hexdigest())
 
 
 def test_calls_of_the_model_are_the_steps_of_inference() -> None:
@@ -206,18 +206,17 @@ steps = 0""",
     assert result.applied["bf16"] == "Wrapped", process.stderr
 
 
-@pytest.mark.parametrize("thread", ["threading.Thread(target=train)", "pool"])
-def test_a_training_in_another_thread_ends_the_program(thread: str) -> None:
-    lines = TRAIN[len(NET) :].replace("steps = 0", "").replace("try:", "global steps\ntry:")
-    body = lines[lines.index("global steps") :]
-    setup = lines[: lines.index("global steps")]
-    run = (
-        "worker = threading.Thread(target=train); worker.start(); worker.join(); print('joined')"
-        if thread != "pool"
-        else "concurrent.futures.ThreadPoolExecutor(1).submit(train).result()"
-    )
-    indented = "\n".join("    " + line for line in body.split("\n"))
-    program = f"{NET}\nimport threading, concurrent.futures\nsteps = 0\n{setup}\ndef train():\n{indented}\n{run}\nprint('after')"
+@pytest.mark.parametrize(
+    "run",
+    [
+        "worker = threading.Thread(target=train); worker.start(); worker.join()",
+        "concurrent.futures.ThreadPoolExecutor(1).submit(train).result()",
+    ],
+)
+def test_a_training_in_another_thread_ends_the_program(run: str) -> None:
+    setup, loop = TRAIN[len(NET) :].split("steps = 0\n")
+    body = textwrap.indent("steps = 0\n" + loop, "    ")
+    program = f"{NET}\nimport threading, concurrent.futures\n{setup}\ndef train():\n{body}\n{run}\nprint('after')"
     result, process = measured(program)
     assert process.returncode == 0, process.stderr
     assert "finally 3" in process.stdout
@@ -267,3 +266,54 @@ def test_numbers_of_bfloat16_and_no_dimensions_are_hashed() -> None:
         return session.hash_parameters()
 
     assert digest(1.0) == digest(1.0) != digest(2.0)
+
+
+LIGHTNING = """
+import lightning, torch, warnings
+warnings.simplefilter("ignore")
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 2)
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def validation_step(self, batch, index):
+        self.net(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+lightning.Trainer(max_epochs=1, accelerator="cpu", **options).fit(Lit(), loader, loader)
+print("end")
+"""
+HUGGING_FACE = """
+import tempfile, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
+data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": index % 2} for index in range(256)]
+with tempfile.TemporaryDirectory() as folder:
+    options = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    Trainer(model=model, args=TrainingArguments(folder, **options), train_dataset=data).train()
+print("end")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "program", "model"),
+    [
+        ("lightning", LIGHTNING, "Linear"),
+        ("transformers", HUGGING_FACE, "BertForSequenceClassification"),
+    ],
+)
+def test_trainers_are_measured_with_changes(package: str, program: str, model: str) -> None:
+    pytest.importorskip(package)
+    plain, process = measured(program, losses=4)
+    changed, _ = measured(program, "fp16", "workers", losses=4)
+    assert "end" not in process.stdout.split()
+    assert (plain.ended, len(plain.step_ns)) == ("steps", 4)
+    assert changed.applied["fp16"] == model
+    assert "workers" in changed.applied
+    assert plain.losses != changed.losses == pytest.approx(plain.losses, rel=0.01)
