@@ -266,3 +266,54 @@ def test_numbers_of_bfloat16_and_no_dimensions_are_hashed() -> None:
         return session.hash_parameters()
 
     assert digest(1.0) == digest(1.0) != digest(2.0)
+
+
+LIGHTNING = """
+import lightning, torch, warnings
+warnings.simplefilter("ignore")
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 2)
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def validation_step(self, batch, index):
+        self.net(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+lightning.Trainer(max_epochs=1, accelerator="cpu", **options).fit(Lit(), loader, loader)
+print("end")
+"""
+HUGGING_FACE = """
+import tempfile, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
+data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": index % 2} for index in range(256)]
+with tempfile.TemporaryDirectory() as folder:
+    options = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    Trainer(model=model, args=TrainingArguments(folder, **options), train_dataset=data).train()
+print("end")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "program", "model"),
+    [
+        ("lightning", LIGHTNING, "Linear"),
+        ("transformers", HUGGING_FACE, "BertForSequenceClassification"),
+    ],
+)
+def test_trainers_are_measured_with_changes(package: str, program: str, model: str) -> None:
+    pytest.importorskip(package)
+    plain, process = measured(program, losses=4)
+    changed, _ = measured(program, "fp16", "workers", losses=4)
+    assert "end" not in process.stdout.split()
+    assert (plain.ended, len(plain.step_ns)) == ("steps", 4)
+    assert changed.applied["fp16"] == model
+    assert "workers" in changed.applied
+    assert plain.losses != changed.losses == pytest.approx(plain.losses, rel=0.01)
