@@ -42,6 +42,11 @@ class Autocast:
         session.before_backward(self.close)
         session.around_steps(lambda _: self.close(), lambda _: None)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this thread is between a call of a model and its backward."""
+        return self._thread.opened is not None
+
     @contextmanager
     def around_call(self, model: torch.nn.Module) -> Iterator[None]:
         """Enter autocast, unless it is open."""

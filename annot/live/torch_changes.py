@@ -156,7 +156,7 @@ def _autocast(session: TorchSession, name: str, dtype: torch.dtype) -> Autocast:
     autocast = Autocast(session, dtype)
 
     def change(model: torch.nn.Module) -> None:
-        reason = _why_no_autocast(model, dtype)
+        reason = _why_no_autocast(model, dtype, is_open=autocast.is_open)
         if reason:
             session.skipped(name, reason)
         else:
@@ -167,9 +167,10 @@ def _autocast(session: TorchSession, name: str, dtype: torch.dtype) -> Autocast:
     return autocast
 
 
-def _why_no_autocast(model: torch.nn.Module, dtype: torch.dtype) -> str:
+def _why_no_autocast(model: torch.nn.Module, dtype: torch.dtype, *, is_open: bool) -> str:
+    """Return why a model does not run in autocast. `is_open` tells that the change itself has enabled it."""
     device = _device(model)
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and not is_open:
         return "autocast is on already"
     if all(parameter.dtype != torch.float32 for parameter in model.parameters()):
         return f"{_name(model)} has no float32 parameters"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
+import forked
 import pytest
 import torch
 from measured import measured
@@ -202,8 +203,8 @@ class Wrapped(torch.nn.Module):
 wrapped = Wrapped()
 steps = 0""",
     )
-    result, process = measured(program, "bf16", "threads")
-    assert result.applied["bf16"] == "Wrapped", process.stderr
+    result, process = measured(program, "sdpa-math")
+    assert result.applied == {"sdpa-math": "Wrapped"}, process.stderr
 
 
 @pytest.mark.parametrize(
@@ -250,6 +251,26 @@ def test_graphs_that_are_compiled_in_the_measured_steps_are_counted() -> None:
     steady, _ = measured(program.replace("model(x), y", "compiled(x, 1), y"))
     changing, _ = measured(program.replace("model(x), y", "compiled(x, max(steps, 1)), y"))
     assert (steady.recompiled, changing.recompiled) == (0, 2)
+
+
+def test_torch_compile_sees_no_frame_that_it_does_not_see_in_a_plain_run() -> None:
+    step = """
+@torch.compile(backend="eager")
+def step(x, y):
+    loss = loss_of(model(x), y)
+    torch._dynamo.graph_break()
+    print("between")
+    loss.backward()
+for _ in range(4):
+    step(*batch())
+    optimizer.step()
+    optimizer.zero_grad()
+print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])"""
+    program = TRAIN[: TRAIN.index("atexit.register(")] + step
+    result, process = measured(program, keep_going=True)
+    plain = forked.python(program)
+    assert plain.stdout == process.stdout
+    assert (len(result.step_ns), result.recompiled) == (4, 0)
 
 
 def test_numbers_of_bfloat16_and_no_dimensions_are_hashed() -> None:
