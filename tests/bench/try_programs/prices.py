@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-STEPS, BATCH, WIDTH = 40, 512, 1024
+STEPS, BATCH, WIDTH = 40, 256, 1024
 
 
 class Regression(nn.Module):
