@@ -45,6 +45,7 @@ import polars as pl
 from msgspec import Meta
 
 from annot.errors import AnnotError
+from annot.util.data_folder import data_folder
 
 _BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
 _OF_CPU: Final = re.compile(r"\((?:R|TM|C)\)|\b(?:CPU|Processor|\d+-Core)\b|@.*|\bwith Radeon.*", re.IGNORECASE)
@@ -393,9 +394,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
 
 def calibration_folder() -> Path | None:
     """Return the folder of the files; None: the user has no data folder."""
-    roots: Any = os.environ.get("XDG_DATA_HOME", ""), os.path.expanduser("~/.local/share")
-    root = next(filter(os.path.isabs, roots), None)  # the specification ignores relative paths
-    return None if root is None else Path(root, "annot", "peaks")
+    return data_folder("peaks")
 
 
 def file_of(device: str, threads: int | None) -> Path | None:

@@ -50,3 +50,5 @@ class Change:
     """How the change is written by hand, one line or a few."""
     fits: Callable[[Facts], str]
     """Return why the change cannot help the program of a profile, a clause without full stop; empty: it may help."""
+    group: str = ""
+    """Changes of one group exclude each other, such as "compile" for the modes of torch.compile; empty: none."""

@@ -23,12 +23,15 @@ COMMANDS: Final = {
     "roofline": "print layers or kernels relative to the peaks of their device",
     "calibrate": "measure the peaks of this GPU or CPU once, for rooflines and advice",
     "sweep": "run a command with every combination of parameters, and write a table and charts",
+    "try": "try changes such as torch.compile on a program, and measure what each one gains",
     "bisect": "find the commit that made a program slower, and the layer",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
 }
 """Commands with a line of help."""
+_MODULES: Final = {"try": "try_command"}
+"""Modules of commands whose name is a keyword of Python."""
 _OPTIONAL: Final = {
     "polars": "polars",
     "rich": "rich",
@@ -53,7 +56,8 @@ exit status:
   2    wrong usage
   3    annot compare --fail-above: slower
   4    annot compare --fail-above: not comparable
-  5    annot compare --fail-above: more runs are needed to decide; annot bisect: no commit is named
+  5    annot compare --fail-above: more runs are needed to decide; annot bisect: no commit is named; annot try: no
+       change is faster
   130  Ctrl-C
   annot run returns the exit status of its command.
 
@@ -76,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0: success; 1: error, with one line on standard error; 2: wrong usage; 3, 4, 5: see
-        `annot compare --fail-above`; 130: Ctrl-C. `annot run` returns the status of its command.
+        `annot compare --fail-above`, `annot bisect` and `annot try`; 130: Ctrl-C. `annot run` returns the status of its
+        command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -119,13 +124,18 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 2
     try:
-        return int(importlib.import_module(f"annot.cli.{args.verb}").run(args))
+        return int(_module(args.verb).run(args))
     except AnnotError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
         if error.name not in _OPTIONAL:
             raise
         return _fail(f"annot {args.verb} needs {error.name}: pip install {_OPTIONAL[error.name]}")
+
+
+def _module(command: str) -> Any:
+    """Return the module of a command."""
+    return importlib.import_module(f"annot.cli.{_MODULES.get(command, command)}")
 
 
 def with_command(words: list[str]) -> list[str]:
@@ -186,7 +196,7 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         if name in commands:
-            module = importlib.import_module(f"annot.cli.{name}")
+            module = _module(name)
             verb.description = module.__doc__
             module.add_arguments(verb)
     return parser

@@ -8,14 +8,19 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, TypeVar
 
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun
 from annot.collect.run import resolve_command
 from annot.errors import AnnotError
+
+T = TypeVar("T")
+RUNNING: Final = "running"
+"""Name of the folder of a run that has not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +104,8 @@ def alternate(
         command.check()
     total = times * len(commands)
     for index in range(total):
-        number, turn = divmod(index, len(commands))
-        command = commands[turn if number % 2 == 0 else -1 - turn]
+        number = index // len(commands)
+        command = in_turn(commands, number)[index % len(commands)]
         recorded = Recorded(command.name, number + 1, folder / f"{command.name}{number + 1}{suffix}")
         if not recorded.profile.exists():
             say(f"run {index + 1} of {total}: {command.name}, {shlex.join(command.words)}")
@@ -108,13 +113,22 @@ def alternate(
         yield recorded
 
 
+def in_turn(commands: Sequence[T], number: int) -> Sequence[T]:
+    """Return the commands in the order of a round, from 0: that of every other one is reversed.
+
+    Example:
+        >>> in_turn("abc", 0), in_turn("abc", 1)
+        ('abc', 'cba')
+    """
+    return commands[::-1] if number % 2 else commands
+
+
 def _record(command: Command, recorded: Recorded, collector: str, layers: bool) -> None:
     """Run a command. Its files are in a folder inside that of the alternation until it has succeeded."""
     folder, name = recorded.profile.parent, f"{recorded.name}{recorded.number}"
-    running = folder / "running"
     run = LoggedRun(
         command=command.words,
-        profile=running / recorded.profile.name,
+        profile=folder / RUNNING / recorded.profile.name,
         log=folder / f"{name}.txt",
         collector=collector,
         layers=layers,
@@ -122,15 +136,10 @@ def _record(command: Command, recorded: Recorded, collector: str, layers: bool) 
         environment=command.environment,
     )
     try:
-        running.mkdir(parents=True, exist_ok=True)
-        try:
+        with running_folder(folder):
             problem = run.problem(run.run())
             if problem is None:
-                files = [path for path in running.iterdir() if path.is_file()]
-                for path in sorted(files, key=lambda path: path == run.profile):  # the profile last
-                    os.replace(path, folder / path.name)
-        finally:
-            _remove(running)
+                keep_files(folder, last=run.profile.name)
     except OSError as error:
         raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     if problem is not None:
@@ -139,10 +148,23 @@ def _record(command: Command, recorded: Recorded, collector: str, layers: bool) 
         raise RunFailedError(message, recorded.name, problem)
 
 
-def _remove(running: Path) -> None:
-    """Remove the folder of a run with the files of an unfinished run; recorded data that annot left stays."""
-    for path in running.iterdir():
-        if path.is_file():
-            path.unlink()
-    if not any(running.iterdir()):
-        running.rmdir()
+@contextmanager
+def running_folder(folder: Path) -> Iterator[None]:
+    """Create a folder inside another for the files of a run. It is removed at the end; data that annot left stays."""
+    running = folder / RUNNING
+    running.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in running.iterdir():
+            if path.is_file():
+                path.unlink()
+        if not any(running.iterdir()):
+            running.rmdir()
+
+
+def keep_files(folder: Path, *, last: str) -> None:
+    """Move the files of a finished run out of its folder, that with the name `last` after the others."""
+    files = [path for path in (folder / RUNNING).iterdir() if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == last):
+        os.replace(path, folder / path.name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
+import json
 import os
-import shlex
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from annot.collect.run import (
 )
 from annot.errors import AnnotError, EmptyProfileError
 from annot.util.installed_tools import find_nsys, python_of
+from annot.util.program import FILE as PROGRAM_FILE
+from annot.util.program import Program
 
 _WITHOUT_MODEL: Final = "before it called a model"
 _WITHOUT_TRACE: Final = f"{_WITHOUT_MODEL}, or ran Python with -I, -E or -S: torch.profiler wrote no trace"
@@ -66,8 +69,7 @@ class RecorderCollector:
         from annot.read.recording.export import assemble
 
         meta = {
-            "ANNOT_COMMAND": shlex.join(job.command),
-            "ANNOT_FOLDER": os.getcwd(),
+            **{f"ANNOT_{name.upper()}": text for name, text in job.program.facts().items()},
             "ANNOT_HOST": socket.gethostname(),
             "ANNOT_COLLECTOR": self.name,
             "ANNOT_VERSION": importlib.metadata.version("annot"),
@@ -101,6 +103,8 @@ class TorchCollector:
                 "or a script with Python in its first line (#!)"
             )
         job.say("running under torch.profiler")
+        with contextlib.suppress(OSError):  # reports then do not know the command
+            (job.parts / PROGRAM_FILE).write_text(json.dumps(job.program.facts()), encoding="utf-8")
         return run_child(job, ANNOT_ENABLE="1", ANNOT_TORCH_TRACE=str(self._trace(job)))
 
     def convert(self, job: Job, status: int) -> Collected:
@@ -180,7 +184,8 @@ def collect(
     """
     executable = resolve_command(command)
     target, folder = _reserve(out, collector, force)
-    job = Job(command=tuple(command), executable=executable, out=target, parts=folder.path, say=say, layers=layers)
+    program = Program.of(command)
+    job = Job(program, executable=executable, out=target, parts=folder.path, say=say, layers=layers)
     try:
         status = collector.run(job)
     except AnnotError:

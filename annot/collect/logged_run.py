@@ -19,6 +19,14 @@ TIMED_OUT: Final = 124
 """Exit status of a run that exceeds its timeout, as from the `timeout` command."""
 _PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+_BOUND: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Program that becomes a command, which the kernel terminates if the process that waits for it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +61,7 @@ class LoggedRun:
         options = ["--collector", self.collector, "--force", "--no-report", *(["--layers"] if self.layers else [])]
         output = ["-o", os.path.abspath(self.profile)]
         words = [sys.executable, "-P", "-m", "annot", "run", *options, *output, "--", *self.command]
-        environ = {**os.environ, **self.environment}
-        _restore_interrupts()
-        with self.log.open("wb") as file:
-            # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
-            child = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environ,
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        signal.siginterrupt(signal.SIGINT, True)  # the handler of polars lets the system call below go on after Ctrl-C
-        try:
-            return shell_status(child.wait(self.timeout))
-        except subprocess.TimeoutExpired:
-            _end(child)
-            return TIMED_OUT
-        except BaseException:
-            _end(child)
-            raise
+        return run_logged(words, {**os.environ, **self.environment}, self.log, folder=self.folder, timeout=self.timeout)
 
     def problem(self, status: int) -> str | None:
         """Return why the run failed, in words; None: it ended with status 0 and wrote a profile.
@@ -82,11 +69,45 @@ class LoggedRun:
         Args:
             status: exit status from `run`.
         """
-        if status == TIMED_OUT and self.timeout is not None:
-            return f"exceeded the timeout of {self.timeout:g} s"
-        if status:
-            return f"exit status {status}: {last_line(self.log)}"
-        return None if self.profile.exists() else f"no profile was written: {last_line(self.log)}"
+        failure = problem_of(status, self.log, self.timeout)
+        if failure or self.profile.exists():
+            return failure
+        return f"no profile was written: {last_line(self.log)}"
+
+
+def run_logged(
+    words: Sequence[str], environ: Mapping[str, str], log: Path, *, folder: Path | None, timeout: float | None
+) -> int:
+    """Run a command as `LoggedRun.run` does, but directly; `environ` is its whole environment."""
+    _restore_interrupts()
+    bound = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
+    with log.open("wb") as file:
+        # In a separate session, Ctrl-C reaches only this process, and killpg ends all children of the command.
+        child = subprocess.Popen(
+            [*bound, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environ,
+            cwd=folder,
+            start_new_session=True,
+        )
+    signal.siginterrupt(signal.SIGINT, True)  # the handler of polars lets the system call below go on after Ctrl-C
+    try:
+        return shell_status(child.wait(timeout))
+    except subprocess.TimeoutExpired:
+        _end(child)
+        return TIMED_OUT
+    except BaseException:
+        _end(child)
+        raise
+
+
+def problem_of(status: int, log: Path, timeout: float | None) -> str | None:
+    """Return why a logged run failed, in words; None: it ended with status 0."""
+    if status == TIMED_OUT and timeout is not None:
+        return f"exceeded the timeout of {timeout:g} s"
+    return f"exit status {status}: {last_line(log)}" if status else None
 
 
 def last_line(log: Path) -> str:
@@ -121,7 +142,7 @@ def _restore_interrupts() -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the command. `annot run` forwards SIGTERM and still writes the profile."""
+    """Terminate the command and the processes that it has started. `annot run` still writes the profile."""
     child.terminate()
     try:
         child.wait(_PATIENCE)

@@ -64,6 +64,7 @@ class NsysCollector:
         if not ranges and not activities:
             killed = "and Nsight Systems recorded no range of it" if status > SIGNALED else ""
             return nothing_recorded(job, *notes, ending=killed)
+        _add_program(exported, job)
         os.replace(report, report_of(job.out))
         os.replace(exported, job.out)
         return Collected(ranges, tuple(notes))
@@ -189,6 +190,14 @@ def _log_lines(job: Job) -> list[str]:
 def _last_lines(job: Job, status: int | None) -> str:
     lines = " / ".join(_log_lines(job)[-3:])
     return lines or (f"exit status {status}" if status is not None else "no output")
+
+
+def _add_program(exported: Path, job: Job) -> None:
+    """Add what ran to an export, as the recorder does. A failure costs only the command in advice."""
+    rows = [(f"ANNOT_{name.upper()}", text) for name, text in job.program.facts().items()]
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(exported)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS META_DATA_CAPTURE (name TEXT NOT NULL, value TEXT)")
+        database.executemany("INSERT INTO META_DATA_CAPTURE (name, value) VALUES (?, ?)", rows)
 
 
 def _contents(exported: Path) -> tuple[int, bool]:

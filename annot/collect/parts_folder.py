@@ -16,12 +16,13 @@ from typing import Final
 
 from annot.errors import AnnotError
 from annot.read.recording.files import PART_SUFFIX, retire
+from annot.util.program import FILE
 
 LOCK: Final = "annot.lock"
 """Name of the lock file. It contains the id of the last process that locked it."""
 
 _WRITTEN_BY_ANNOT: Final = re.compile(
-    rf"\d+-\d+{re.escape(PART_SUFFIX)}|report\..+|nsys\.log|trace\.json(\.gz)?|{re.escape(LOCK)}"
+    rf"\d+-\d+{re.escape(PART_SUFFIX)}|report\..+|nsys\.log|trace\.json(\.gz)?|{re.escape(FILE)}|{re.escape(LOCK)}"
 )
 """Names of all files that collectors write."""
 

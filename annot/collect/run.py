@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol, Self
 
 from annot import native
 from annot.errors import AnnotError
+from annot.live.request import VARIABLE
+from annot.util.program import Program
 
 SIGNALED: Final = 128
 """A shell reports this status plus the number of the signal that ended a command."""
@@ -35,8 +37,8 @@ class CommandError(AnnotError):
 class Job:
     """A command to profile."""
 
-    command: tuple[str, ...]
-    """Command and arguments, as typed."""
+    program: Program
+    """The command as typed, and what it runs."""
     executable: str
     """Path of the executable."""
     out: Path
@@ -47,6 +49,11 @@ class Job:
     """Receives messages for the user, one line each."""
     layers: bool = False
     """Whether Python processes of the command emit ranges of all their models."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command and arguments, as typed."""
+        return self.program.command
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +125,28 @@ def environment(job: Job, **prepared: str) -> dict[str, str]:
     """Return the environment of the command: `prepared`, and what Python's start-up module `site` needs."""
     if job.layers:
         prepared["ANNOT_LAYERS"] = "1"
-    if prepared.keys() & {"ANNOT_LAYERS", "ANNOT_TORCH_TRACE"}:
-        option = _isolating_option(job.command)
+    if {*os.environ, *prepared} & {"ANNOT_LAYERS", "ANNOT_TORCH_TRACE", VARIABLE}:
+        option = isolating_option(job.command)
         if option:
             missing = "layers have no ranges" if job.layers else "torch.profiler is not started"
             job.say(f"python {option} skips the start-up code of annot: {missing}. Remove the option")
-        before = os.environ.get("PYTHONPATH")
-        prepared["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SITE), before]))
-        if before is not None:
-            prepared["ANNOT_PYTHONPATH"] = before
+        prepared |= site_variables(os.environ)
     return {**os.environ, **prepared}
 
 
-def _isolating_option(command: Sequence[str]) -> str:
+def site_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which Python imports the start-up module of annot, for a command with this environment.
+
+    Example:
+        >>> site_variables({"PYTHONPATH": "/opt/modules"})["ANNOT_PYTHONPATH"]
+        '/opt/modules'
+    """
+    before = environ.get("PYTHONPATH")
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), before]))}
+    return path if before is None else {**path, "ANNOT_PYTHONPATH": before}
+
+
+def isolating_option(command: Sequence[str]) -> str:
     """Return the option with which Python ignores PYTHONPATH (-I, -E) or imports no start-up module (-S), or ""."""
     names = [index for index, word in enumerate(command) if re.fullmatch(r"python[\d.]*", os.path.basename(word))]
     words = iter(command[names[0] + 1 :] if names else ())

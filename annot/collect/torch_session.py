@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -13,6 +14,7 @@ import wrapt
 
 from annot.emit import class_sources, client
 from annot.emit.machine import machine
+from annot.util.program import FILE
 
 
 def profile_when_imported(output: str) -> None:
@@ -23,7 +25,7 @@ def profile_when_imported(output: str) -> None:
 def _start(torch: Any, output: str) -> None:
     import torch.profiler
 
-    owner = os.getpid()
+    owner, program = os.getpid(), os.path.join(os.path.dirname(output), FILE)
     profiler = torch.profiler.profile(**_all_threads(torch))
     with warnings.catch_warnings():
         # Some versions warn that events are cleared, which acc_events=True prevents. It also makes torch.profiler
@@ -37,6 +39,8 @@ def _start(torch: Any, output: str) -> None:
             profiler.add_metadata_json("annot_texts", json.dumps(client.texts()))
             profiler.add_metadata_json("annot_sources", json.dumps(class_sources.noted()))
             profiler.add_metadata_json("annot_machine", json.dumps(machine("PyTorch", str(torch.__version__))))
+            with contextlib.suppress(OSError), open(program, encoding="utf-8") as file:
+                profiler.add_metadata_json("annot_program", file.read())
             profiler.stop()
             profiler.export_chrome_trace(output)
 

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import msgspec
 
 VARIABLE: Final = "ANNOT_TRY"
-"""Environment variable with a `Request` as JSON. The start-up module of annot reads and removes it."""
+"""Environment variable with a `Request` as JSON. The process that calls the first model removes it."""
+
+
+LAYER_CHANGES: Final = (
+    "compile", "compile-blocks", "compile-reduce-overhead", "compile-max-autotune", "bf16", "fp16", "tf32",
+    "channels-last", "cudnn-benchmark", "sdpa-flash", "sdpa-efficient", "sdpa-math",
+)  # fmt: skip
+"""Names of the changes that act on a single layer, of `annot.live.layer_alternatives`, which imports PyTorch."""
+
+
+class LayerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers of a PyTorch model to time alone, between two steps, in the process of the training."""
+
+    patterns: list[str]
+    """Patterns of dotted paths, as in `annot.emit_ranges`."""
+    alternatives: list[str] = []
+    """Names of changes, of `LAYER_CHANGES`."""
+    rounds: int = 10
+    """Blocks of calls that are timed under each alternative."""
+    block_ms: float = 20.0
+    """Shortest duration (ms) of a block. A block has at least one call."""
+    seconds: float = 60.0
+    """Time (s) for the rounds of one layer. They end earlier only after the first `rounds` / 2 rounds."""
+    most: int = 3
+    """Largest number of layers that are timed, those that take the most time of a step."""
+    memory: int = 2**30
+    """Most bytes of recorded arguments, in the memory of the host. A layer with larger ones is skipped."""
+    extract: str = ""
+    """Absolute path of a Python file to write, with the first layer and random data; empty: none."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Absolute path of the file for the `Result`. The process writes it once, atomically, when it ends."""
     changes: dict[str, str] = {}
     """The changes to apply, in this order: name, and ``module:function`` of `annot.changes.change.Change.live`."""
+    framework: str = ""
+    """The framework whose session applies the changes, "torch" or "keras"; empty: each one that is imported."""
     warmup: int = 3
     """Steps before the measured ones."""
     steps: int = 30
@@ -29,6 +60,92 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the parameters after the last of these steps are hashed."""
     seed: int | None = None
     """Seed for `random`, NumPy and the framework when the framework is imported; None: no seed is set."""
+    layer: LayerRequest | None = None
+    """Layers that are timed alone after the warm-up; None: none."""
+
+
+class Difference(msgspec.Struct, kw_only=True, frozen=True):
+    """Difference of several tensors from reference tensors."""
+
+    largest: float | None
+    """Largest absolute difference of an element; None: NaN or infinite."""
+    relative: float | None
+    """Norm of all differences over the norm of all reference tensors; None: NaN or infinite."""
+    same_bits: bool
+    """Whether all bits are equal."""
+
+
+class AlternativeTimes(msgspec.Struct, kw_only=True):
+    """Measurements of one layer under one change."""
+
+    name: str
+    """Name of the change."""
+    times_ns: list[float] = []
+    """Mean time (ns) of forward and backward in each block of calls; block i is in the same round as that of the layer
+    without a change."""
+    first_ns: int = 0
+    """Wall-clock time (ns) of the first call, which includes the time to compile."""
+    outputs: Difference | None = None
+    """Difference of the outputs from those without a change; None: they were not compared."""
+    gradients: Difference | None = None
+    """Difference of the gradients of inputs and parameters; None: they were not compared."""
+    numbers: str = ""
+    """"same bits"; "rounding": the norms agree in at least half the digits of the least precise dtype; or "differ"."""
+    skipped: str = ""
+    """Why the layer was not timed under the change, a clause; empty: it was."""
+
+
+class LayerTimes(msgspec.Struct, kw_only=True):
+    """Measurements of one layer alone."""
+
+    path: str
+    """Dotted path in the model."""
+    kind: str
+    """Name of its class."""
+    layers: int = 1
+    """Number of layers of the same class with the same parameters and inputs, with this one."""
+    calls: float = 1.0
+    """Calls of all these layers in a step."""
+    inputs: str = ""
+    """Shapes and dtypes of the tensors among the arguments, such as ``[16,128,256]f32``."""
+    backward: bool = False
+    """Whether times include a backward pass."""
+    calls_per_block: int = 1
+    """Calls in each timed block."""
+    times_ns: list[float] = []
+    """Mean time (ns) of forward and backward in each block, without a change."""
+    repeats: bool = True
+    """Whether two calls without a change give the same bits."""
+    alternatives: list[AlternativeTimes] = []
+    """Measurements under each change."""
+    notes: list[str] = []
+    """What differs from a call in the training, sentences."""
+    skipped: str = ""
+    """Why the layer was not timed, a clause; empty: it was."""
+
+
+def variables(request: Request) -> dict[str, str]:
+    """Return the environment variable with a request.
+
+    Example:
+        >>> variables(Request(result="/tmp/result.json"))["ANNOT_TRY"][:28]
+        '{"result":"/tmp/result.json"'
+    """
+    return {VARIABLE: msgspec.json.encode(request).decode()}
+
+
+def leave_environment() -> None:
+    """Remove the request from the environment of this process, so that its children do not measure.
+
+    Launchers such as torchrun call no model: their children measure.
+    """
+    if os.environ.pop(VARIABLE, None) is None or "ANNOT_LAYERS" in os.environ:
+        return
+    before = os.environ.pop("ANNOT_PYTHONPATH", None)
+    if before is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -60,3 +177,9 @@ class Result(msgspec.Struct, kw_only=True):
     """"steps": annot ended the program after the measured steps; "program": it ended itself."""
     error: str = ""
     """Type and first line of the exception that ended the program; empty: none did."""
+    layers: list[LayerTimes] = []
+    """Layers that were timed alone, the one that takes the most time first."""
+    layers_problem: str = ""
+    """Why no layer was timed alone, a clause; empty: some were, or none was requested."""
+    extract_problem: str = ""
+    """Why the file of `LayerRequest.extract` was not written, a clause; empty: it was, or none was requested."""

@@ -102,7 +102,7 @@ class Table:
         meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
             looked for advice) and per_step (number of steps of the mean).
         shares: share of each part of the step time by its name (`annot.analyze.cpu_parts`); empty: not computed.
-        advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
+        advice: rows of `annot.changes.advice.by_advice`, for the lines below the table.
         instead: tables by kernel that a terminal prints if no GPU time is in layers. They replace the table of a
             profile without ranges.
         lines: for layers, the result of `annot.attribution.layer_tables.by_line`; else None.

@@ -103,6 +103,12 @@ def _loader(module: str, function: str) -> Rows:
     return rows
 
 
+def _advice(attribution: Attribution) -> pl.DataFrame:
+    from annot.changes.advice import by_advice
+
+    return by_advice(attribution)
+
+
 def _kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_kernel` with kind, library, tensor_cores (null: unknown) and short, from the name."""
     from annot.analyze.kernel_names import with_classes, with_short_names
@@ -393,7 +399,7 @@ _VIEWS: Final = (
         "advice",
         "advice",
         (),
-        _loader("advice", "by_advice"),
+        _advice,
         heading="Advice",
         layout="advice",
         empty="No advice for this profile.",

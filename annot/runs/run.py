@@ -176,7 +176,7 @@ class Run(Frames):
     @cached_property
     def advice(self) -> pl.DataFrame:
         """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
-        from annot.analyze.advice import by_advice
+        from annot.changes.advice import by_advice
 
         return by_advice(self.attribution_with_calls, self.facts)
 

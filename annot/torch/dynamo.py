@@ -29,7 +29,11 @@ _frames: Any = internal("torch._C._dynamo.eval_frame")
 set_callback: Callable[[Any], Any] = internal("torch._C._dynamo.eval_frame.set_eval_frame")
 """Set the function that torch.compile calls for each new frame of this thread, or None. Returns the previous one."""
 
-_OWN: Final = ("annot.dispatch.", "annot.emit.", "annot.keras.", "annot.labels.", "annot.torch.", "annot.util.")
+_OWN: Final = (
+    *("annot.dispatch.", "annot.emit.", "annot.keras.", "annot.labels.", "annot.torch.", "annot.util."),
+    *("annot.live.session.", "annot.live.torch_amp.", "annot.live.torch_session."),
+)
+"""Beginnings of the names of modules whose functions run inside compiled code, each with a dot at its end."""
 _NO_MARKS: Final = (
     "PyTorch {} differs from the releases that annot supports: torch.compile also compiles functions of annot, "
     "and compiled modules may run without ranges"

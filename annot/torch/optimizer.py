@@ -103,7 +103,7 @@ class OptimizerSteps(Patches):
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
         depth, event, ident = client.depth(), self._events.next_event(optimizer), id(optimizer)
-        wrapped = _wrap_closure((optimizer, *args), kwargs, lambda: client.pop_to(depth), lambda: client.push(event))
+        wrapped = wrap_closure((optimizer, *args), kwargs, lambda: client.pop_to(depth), lambda: client.push(event))
         try:
             active.add(ident)
             if wrapped is None:
@@ -127,7 +127,7 @@ class OptimizerSteps(Patches):
             if self.live:
                 self._open[threading.get_ident()] = client.start(self._events.next_event(optimizer))
 
-        wrapped = _wrap_closure(args, kwargs, self._close_stale, open_range)
+        wrapped = wrap_closure(args, kwargs, self._close_stale, open_range)
         if wrapped is None:
             open_range()
         return wrapped
@@ -143,7 +143,7 @@ class OptimizerSteps(Patches):
             client.end(opened)
 
 
-def _wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
+def wrap_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
     """Return the arguments of a step with `before` and `after` around the closure, or None without a closure."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):

@@ -61,7 +61,15 @@ def test_file_of_the_user_in_a_recording_stays(tmp_path: Path) -> None:
 
 def test_killed_recording_is_taken_over(tmp_path: Path) -> None:
     """Everything that collectors write goes; the folder is the new recording's, and goes with it."""
-    names = ("1-0.part", "report.nsys-rep", "report.qdstrm", "report.sqlite", "nsys.log", "trace.json.gz")
+    names = (
+        "1-0.part",
+        "report.nsys-rep",
+        "report.qdstrm",
+        "report.sqlite",
+        "nsys.log",
+        "trace.json.gz",
+        "program.json",
+    )
     parts = leave(tmp_path / "run", *names)
     folder = PartsFolder(tmp_path / "run", force=True)
     assert [path.name for path in parts.iterdir()] == [LOCK]

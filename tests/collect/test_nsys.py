@@ -12,6 +12,7 @@ from commands import annot, needs_nsys, write_script
 
 from annot import load
 from annot.util.installed_tools import find_nsys, loses_nvtx_package
+from annot.util.program import Program
 
 PACKAGE = """
 import nvtx
@@ -94,6 +95,8 @@ def test_what_ran_is_said(tmp_path):
     command = line.removeprefix("annot: running ")
     assert "nsys profile --trace=" in command
     assert command.endswith("script.py 'a b'")
+    words = [sys.executable, str(tmp_path / "script.py"), "a b"]
+    assert Program.parse(load(tmp_path / "annot1.sqlite").meta["program"]) == Program.of(words, str(tmp_path))
     output = command.split("--output=")[1].split()[0]
     typed = command.replace(output, str(tmp_path / "typed"))
     for _ in range(3):  # now and then this Nsight Systems fails to start: "End of file"

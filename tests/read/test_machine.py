@@ -26,6 +26,7 @@ from annot.read.formats import load
 from annot.read.kineto import reader
 from annot.read.nsys import sqlite_export
 from annot.runs.run import Run
+from annot.util.program import Program
 
 XEON = "Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz"
 HOSTILE = ("x" * 10_000, "\x1b[31m\x00\n\u202e", "Machine CPU=", "<b>&", "a,b", "9" * 5000)
@@ -83,6 +84,10 @@ def test_a_run_has_its_machine(collector: str, out: str, tmp_path: Path) -> None
     assert {name: run.source.meta["software"].get(name) for name in expected} == expected
     assert run.source.meta["cpu"] == _cpu()
     assert f" on {run.source.meta['cpu'].split()[0]}" in run.verdict
+    program = Program.of([sys.executable, "train.py"], str(tmp_path))
+    assert Program.parse(run.source.meta["program"]) == program
+    assert program.script
+    assert not (tmp_path / f"{out}.parts").exists()
     assert _software(tmp_path / out)[:3] == [" ".join(one) for one in expected.items()]
     marks = load(tmp_path / out).marks["text"].str.starts_with(MACHINE).sum()
     assert marks == (collector == "recorder")  # however many steps; traces of torch.profiler have no marks

@@ -22,7 +22,7 @@ __all__ = ["RULES", "Advice", "Facts", "advise", "by_advice"]
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **dict.fromkeys(("rule", "advice", "evidence", "code"), pl.String),
     "saves": pl.Float64,
-    **dict.fromkeys(("layers", "where"), pl.List(pl.String)),
+    **dict.fromkeys(("layers", "changes", "where"), pl.List(pl.String)),
 }
 
 
@@ -64,6 +64,8 @@ def _checked(advice: Advice) -> Advice:
         raise ValueError(f"saves must be a number from 0 to 1, got {advice.saves!r}")
     if not isinstance(advice.layers, list) or not all(isinstance(layer, str) for layer in advice.layers):
         raise TypeError(f"layers must be a list of str, got {advice.layers!r}")
+    if not isinstance(advice.changes, tuple) or not all(isinstance(change, str) for change in advice.changes):
+        raise TypeError(f"changes must be a tuple of str, got {advice.changes!r}")
     return advice
 
 
@@ -71,7 +73,7 @@ def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFr
     """Return a row per suggestion; see `advise`.
 
     Returns:
-        rule, advice, evidence, code, saves (0 to 1), layers   see `Advice`
+        rule, advice, evidence, code, saves (0 to 1), layers, changes   see `Advice`
         where   the names of the layers in reports, see `Facts.where`
     """
     facts = facts or Facts(attribution)
@@ -143,9 +145,9 @@ def _in_cuda(advice: Advice) -> Advice | None:
     """Return the advice with CUDA calls; None: it is about PyTorch."""
     translation = texts().cuda.get(advice.rule)
     if translation is None:
-        return advice if advice.code.startswith(("annot ", "nsys ")) else None
+        return replace(advice, changes=()) if advice.code.startswith(("annot ", "nsys ")) else None
     code = advice.code if advice.code.startswith("nsys ") else translation.code
-    return replace(advice, code=code, advice=translation.advice or advice.advice)
+    return replace(advice, code=code, advice=translation.advice or advice.advice, changes=())
 
 
 def _in_keras(advice: Advice) -> Advice | None:
@@ -154,11 +156,12 @@ def _in_keras(advice: Advice) -> Advice | None:
     if advice.rule in ("cudnn_benchmark", "own_code"):
         return None
     translation = texts().keras.get(advice.rule, Text(advice.code))
-    code = translation.code
+    code, changes = translation.code, translation.changes
     if advice.rule == "mixed_precision":
-        code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'
+        short, name = ("bf16", "bfloat16") if "bfloat16" in code else ("fp16", "float16")
+        code, changes = f'keras.mixed_precision.set_global_policy("mixed_{name}")', (f"mixed-{short}",)
     if advice.rule == "collectives":  # the command that compares ranks, without the code
         code = code.partition("\n")[0]
     if advice.rule == "batch_size":
         code = code.replace("DataLoader(dataset, batch_size=", "dataset = dataset.unbatch().batch(")
-    return replace(advice, code=code, advice=translation.advice or advice.advice)
+    return replace(advice, code=code, advice=translation.advice or advice.advice, changes=changes)

@@ -9,12 +9,14 @@ import polars as pl
 
 from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_ON_CPU, LEAST_SETTING, LEAST_SHARE, Advice, Facts
 from annot.analyze.cpu_parts import COMPUTED, around_others, repeated_layers
+from annot.analyze.roofline import layer_roofline
 from annot.analyze.work.layer_work import by_layer_with_work
 from annot.attribution.layer_tables import LAYER_PHASES
 from annot.labels.tag import parse
 
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
+_COMPILED: Final = ("compile", "compile-blocks")
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
 """Optimizers with a fused step on CPUs, and the smallest measured ratio of its time to theirs: 0.1 to 0.2 for Adam and
 AdamW, 0.3 (small parameters) to 0.9 for SGD (PyTorch 2.13, 2 cores)."""
@@ -41,7 +43,21 @@ def threads(facts: Facts) -> Advice | None:
         f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
         f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
         computing * (1 - count / each) if few else computing + facts.shares["collectives"],
+        changes=("threads",),
     )
+
+
+def _saved_by_compiling(facts: Facts) -> float:
+    """Upper bound of the share of step time (0 to 1) that compiling the model saves.
+
+    A compiler replaces all code of the model in forward and backward: Python, the dispatcher and the operators. What
+    stays is the time that the FLOPs need at the peak of the CPU, if both are known.
+    """
+    rows = layer_roofline(facts.attribution, facts.peaks).filter(pl.col("bound") == "compute")
+    least_ns = rows.select((pl.col("time_ns") * pl.col("roof_share")).clip(upper_bound=pl.col("self_ns")).sum()).item()
+    whole_ns = facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["host_self_ns"].sum()
+    passes = facts.shares["forward"] + facts.shares["backward"]
+    return passes * (1 - least_ns / whole_ns) if whole_ns else passes
 
 
 def _counted(number: int, noun: str) -> str:
@@ -79,8 +95,9 @@ def small_layers(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
         f"{ns / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
         f"model = torch.compile(model){batch}",
-        share,
+        _saved_by_compiling(facts),
         names.unique(maintain_order=True).head(5).to_list(),
+        _COMPILED,
     )
 
 
@@ -172,10 +189,12 @@ def fusion(facts: Facts) -> Advice | None:
         "fusion",
         "Fuse memory-bound layers: compile the model.",
         f"{share:.0%} of {facts.time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
-        f"({', '.join(modules['module'].head(4))}){more}",
+        f"({', '.join(modules['module'].head(4))}){more}. "
+        "Compiled code runs all layers without Python and the dispatcher",
         "model = torch.compile(model)",
-        share + own,
+        _saved_by_compiling(facts),
         layers[:5],
+        _COMPILED,
     )
 
 
@@ -207,6 +226,7 @@ def optimizer(facts: Facts) -> Advice | None:
         f"{share:.0%} of {facts.time} is spent in steps of {name}{of} without fused=True",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share * (1 - _WITH_FUSED[name]),
+        changes=("fused",),
     )
 
 

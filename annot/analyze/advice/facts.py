@@ -165,6 +165,7 @@ class Advice:
             Without a roof the bound is the time of what changes; if that is the whole step (1), reports call the saving
             unknown. `annot.analyze.advice.advise` sorts by it.
         layers: the affected layers, longest first; empty: the whole run.
+        changes: names of the changes that realize the advice, for `annot try`, see `annot.changes.registry`.
     """
 
     rule: str
@@ -173,13 +174,15 @@ class Advice:
     code: str
     saves: float
     layers: list[str] = field(default_factory=list)
+    changes: tuple[str, ...] = ()
 
 
 class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Code of an advice, and its sentence; without one, the sentence of the rule stays."""
+    """Code of an advice, its changes, and its sentence; without one, the sentence of the rule stays."""
 
     code: str
     advice: str = ""
+    changes: tuple[str, ...] = ()
 
 
 class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

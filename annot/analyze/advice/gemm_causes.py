@@ -135,6 +135,7 @@ def _last_wave(gemm: _Gemm) -> Cause | None:
         "Choose sizes that fill whole waves, or a kernel with smaller tiles.",
         'model = torch.compile(model, mode="max-autotune")',
         1 - used,
+        ("compile-max-autotune",),
     )
 
 
@@ -168,6 +169,7 @@ def _small_batch(gemm: _Gemm) -> Cause | None:
         f"{gemm.batch} small matrix multiplications ({gemm.matrix}), {gemm.intensity}",
         "Fuse small matrix multiplications with the operations around them, or combine them into larger ones.",
         "model = torch.compile(model)",
+        changes=("compile",),
     )
 
 
@@ -179,7 +181,7 @@ def _skinny(gemm: _Gemm) -> Cause | None:
     smallest = min(gemm.rows, gemm.columns)
     if gemm.depth < smallest:
         advice = "Fuse the operations that follow: the output is larger than the inputs."
-        return Cause("skinny", words, advice, "model = torch.compile(model)")
+        return Cause("skinny", words, advice, "model = torch.compile(model)", changes=("compile",))
     more = "rows" if smallest == gemm.rows else "columns"
     advice = f"Multiply more {more} at once, with a larger batch. Or store the weights in 8 bits."
     return Cause("skinny", words, advice, "loader = DataLoader(dataset, batch_size=2 * batch_size)")
@@ -254,6 +256,7 @@ def _depthwise(convolution: _Convolution) -> Cause | None:
         f"{convolution.operator.units} well",
         "Use channels-last tensors, and fuse the depthwise convolution with its neighbors.",
         f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
+        changes=("channels-last", "compile"),
     )
 
 
@@ -269,6 +272,7 @@ def _grouped(convolution: _Convolution) -> Cause | None:
         f"{convolution.operator.units} well",
         "Use fewer groups with more channels each, or channels-last tensors.",
         f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
+        changes=("channels-last", "compile"),
     )
 
 
@@ -284,6 +288,7 @@ def _pointwise(convolution: _Convolution) -> Cause | None:
         f"a pointwise (1x1) convolution, equivalent to a matrix multiplication{gemm}",
         "Compute the 1x1 convolution as a GEMM: use channels-last tensors, or a linear layer over the channels.",
         f"{CHANNELS_LAST}\n# or: y = torch.nn.functional.linear(x.permute(0, 2, 3, 1), weight[:, :, 0, 0], bias)",
+        changes=("channels-last",),
     )
 
 
@@ -297,6 +302,7 @@ def _asymmetric(convolution: _Convolution) -> Cause | None:
         f"an asymmetric {size} kernel; libraries are tuned for square kernels",
         f"Replace the {size} kernel with a square one, or try other algorithms and channels-last tensors.",
         f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
+        changes=("cudnn-benchmark", "channels-last"),
     )
 
 
@@ -324,6 +330,7 @@ def _dilated(convolution: _Convolution) -> Cause | None:
         f"a dilated convolution (dilation {_times(dilation)}), for which libraries have few algorithms",
         "Let cuDNN benchmark its algorithms, and use channels-last tensors.",
         f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
+        changes=("cudnn-benchmark", "channels-last"),
     )
 
 

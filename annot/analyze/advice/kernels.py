@@ -33,7 +33,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     at least 10 % of the step time in which the device is idle while the CPU prepares the next launch.
     """
     share = facts.idle["launch"]
-    if share < LEAST_SHARE or not _fits_a_graph(facts):
+    if share < LEAST_SHARE or not fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
     same = "each step runs the same" if kernels.len() > 1 else "the step runs"
@@ -46,6 +46,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
         _fewer_launches(facts, _GRAPHS_OF_COMPILED),
         share,
         facts.idle_layers,
+        _COMPILED_IN_GRAPHS,
     )
 
 
@@ -58,6 +59,8 @@ def _fewer_launches(facts: Facts, code: str) -> str:
     return _OF_ENGINES[facts.engine][facts.graphs] if facts.engine else code
 
 
+_COMPILED: Final = ("compile", "compile-blocks")
+_COMPILED_IN_GRAPHS: Final = ("compile-reduce-overhead", "cuda-graphs")
 _GRAPHS_OF_COMPILED: Final = 'model = torch.compile(model, mode="reduce-overhead")'
 _OF_ENGINES: Final = {
     "vLLM": (
@@ -80,7 +83,7 @@ _OF_ENGINES: Final = {
 """Commands of serving engines without and with CUDA graphs."""
 
 
-def _fits_a_graph(facts: Facts) -> bool:
+def fits_a_graph(facts: Facts) -> bool:
     """Whether the steps launch the same short kernels, without CUDA graphs and without waits between them."""
     kernels = facts.steps["kernels"]
     alike = kernels.len() > 0 and kernels.min() == kernels.max()
@@ -100,7 +103,7 @@ def host_bound(facts: Facts) -> Advice | None:
     """
     host, launch = facts.idle["host"], facts.idle["launch"]
     again = facts.steps.height > 1 or facts.calls(pl.col("kernel")) >= _LEAST_KERNELS
-    share = host if not again or _fits_a_graph(facts) else host + launch
+    share = host if not again or fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < LEAST_SHARE:
         return None
     of_kernels = f" of {facts.calls(pl.col('kernel')):,.0f} kernels, {_mean_length(facts)} on average"
@@ -119,6 +122,7 @@ def host_bound(facts: Facts) -> Advice | None:
         _idle_command(facts) + _fewer_launches(facts, code),
         share,
         facts.idle_layers,
+        (*_COMPILED, *_COMPILED_IN_GRAPHS),
     )
 
 
@@ -207,7 +211,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
     if predicate is None or share < LEAST_CHANGE:
         return None
     units = matrix_units(facts.attribution.meta)
-    bfloat = _multiplies_bfloat16(facts)
+    bfloat = multiplies_bfloat16(facts)
     single_peak = facts.peaks.of("f32")
     tensor_peak = facts.peaks.of("f16", tensor_cores=True)
     # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
@@ -219,10 +223,11 @@ def mixed_precision(facts: Facts) -> Advice | None:
         _AUTOCAST if bfloat else _SCALED,
         share * (1 - relative),
         facts.layers_of(predicate),
+        ("bf16", "tf32") if bfloat else ("fp16",),
     )
 
 
-def _multiplies_bfloat16(facts: Facts) -> bool:
+def multiplies_bfloat16(facts: Facts) -> bool:
     """Whether the Tensor Cores of the device support bfloat16 and TF32; True if the device is unknown."""
     if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
@@ -306,6 +311,7 @@ def channels_last(facts: Facts) -> Advice | None:
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         share,
         facts.layers_of(predicate),
+        ("channels-last",),
     )
 
 
@@ -331,6 +337,7 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
         "torch.backends.cudnn.benchmark = True",
         share,
         facts.layers_of(predicate),
+        ("cudnn-benchmark",),
     )
 
 
@@ -363,6 +370,7 @@ def fusion(facts: Facts) -> Advice | None:
         "model = torch.compile(model)",
         share,
         facts.layers_of(predicate),
+        _COMPILED,
     )
 
 
@@ -411,6 +419,7 @@ def short_kernels(facts: Facts) -> Advice | None:
         "model = torch.compile(model)",
         share,
         facts.layers_of(short),
+        (*_COMPILED, "compile-reduce-overhead"),
     )
 
 
@@ -432,6 +441,7 @@ def optimizer(facts: Facts) -> Advice | None:
         f"{kernels / calls:,.0f} kernels per optimizer step take {share:.0%} of {facts.time}",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
+        changes=("fused", "foreach"),
     )
 
 

@@ -115,8 +115,8 @@ def data_loading(facts: Facts) -> Advice | None:
         return None
     late = _late_steps(facts)
     rule = "late_batches" if late.height else "data_loading"
-    advice, code = _remedy_of_late_batches(facts, late) if late.height else _workers_remedy(facts, share)
-    return Advice(rule, advice, _evidence(facts, share), code, share)
+    advice, code, *changes = _remedy_of_late_batches(facts, late) if late.height else _workers_remedy(facts, share)
+    return Advice(rule, advice, _evidence(facts, share), code, share, changes=tuple(changes))
 
 
 def _late_steps(facts: Facts) -> pl.DataFrame:
@@ -132,28 +132,34 @@ def _late_steps(facts: Facts) -> pl.DataFrame:
     return late if few else late.clear()
 
 
-def _remedy_of_late_batches(facts: Facts, late: pl.DataFrame) -> tuple[str, str]:
-    """Return what to change if few batches are late, and the code."""
+def _remedy_of_late_batches(facts: Facts, late: pl.DataFrame) -> tuple[str, ...]:
+    """Return what to change if few batches are late, the code, and names of changes."""
     of = f"{late.height} of {facts.steps.height:,} batches {'is' if late.height == 1 else 'are'} late"
     code = f"annot report {facts.source} --by step"
     if (late["batch"] == 0).all() and facts.loader.some and not facts.loader.persistent:
-        return f"Keep the worker processes of the DataLoader between epochs: {of}.", f"{_loader(facts, 0)}\n{code}"
+        advice = f"Keep the worker processes of the DataLoader between epochs: {of}."
+        return advice, f"{_loader(facts, 0)}\n{code}", "persistent"
     return f"Find out why single batches take long, such as the first of an epoch or large samples: {of}.", code
 
 
-def _workers_remedy(facts: Facts, share: float) -> tuple[str, str]:
-    """Return what to change, and the code. More workers are advised only if they could hide more of the wait."""
-    loader, needed = facts.loader, _needed(facts, share)
+def _workers_remedy(facts: Facts, share: float) -> tuple[str, ...]:
+    """Return what to change, the code, and names of changes.
+
+    More workers are advised only if they could hide more of the wait.
+    """
+    loader, needed = facts.loader, workers_needed(facts, share)
     code = _loader(facts, needed)
     if loader.workers is None:
         unknown = "Load data in worker processes, or in more of them if the loader has some. Or make loading cheaper."
-        return "Load data in more worker processes, or make loading cheaper." if loader.some else unknown, code
+        more = "Load data in more worker processes, or make loading cheaper."
+        return more if loader.some else unknown, code, "workers"
     if not loader.workers:
-        return "Load data in worker processes, before the step needs it.", code
+        return "Load data in worker processes, before the step needs it.", code, "workers"
     if needed > loader.workers:
-        return "Load data in more worker processes.", code
+        return "Load data in more worker processes.", code, "workers"
     if _generations(facts) >= _AFRESH and not loader.persistent:
-        return "Keep the worker processes of the DataLoader between epochs: starting them makes steps wait.", code
+        keep = "Keep the worker processes of the DataLoader between epochs: starting them makes steps wait."
+        return keep, code, "persistent"
     return (
         "Make loading cheaper: prepare the samples once, before training.",
         "samples = [dataset[i] for i in range(len(dataset))]      # if they fit into memory\n"
@@ -169,7 +175,7 @@ def _loader(facts: Facts, workers: int) -> str:
     return f"DataLoader(dataset, num_workers={count}, persistent_workers=True{pinned}{ahead})"
 
 
-def _needed(facts: Facts, share: float) -> int:
+def workers_needed(facts: Facts, share: float) -> int:
     """Number of workers that could hide the wait, at the speed of one more fetch per step; at most one per core."""
     if facts.on_device:
         return _ON_GPU
@@ -307,6 +313,7 @@ def pageable_copies(facts: Facts) -> Advice | None:
         "kernels",
         "DataLoader(dataset, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         share,
+        changes=("pinned",),
     )
 
 

@@ -128,6 +128,7 @@ class Cause:
         advice: the change, as a sentence; empty: the profile does not show what to change.
         code: code to write.
         saves: upper bound of the part of the operator's time that the change saves, 0 to 1.
+        changes: names of the changes that realize the advice, as in `annot.analyze.advice.facts.Advice`.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Cause:
     advice: str = ""
     code: str = ""
     saves: float = 1.0
+    changes: tuple[str, ...] = ()
 
 
 Family: TypeAlias = Callable[[Operator, Call], Cause | None]
@@ -220,6 +222,7 @@ def _separate_kernels(attention: _Attention) -> Cause | None:
         "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
         "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
         "    out = model(x)      # warns why it cannot be used",
+        changes=("sdpa-flash", "sdpa-efficient"),
     )
 
 
@@ -245,6 +248,7 @@ def _short_sequences(attention: _Attention) -> Cause | None:
         f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
         "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
         'model = torch.compile(model, mode="reduce-overhead")',
+        changes=("compile-reduce-overhead",),
     )
 
 

@@ -65,6 +65,7 @@ def _low_roof(operator: Operator) -> Cause | None:
         "Let the compiler or the library choose another kernel.",
         'model = torch.compile(model, mode="max-autotune")',
         operator.multiplies * (1 - reached / LOW_ROOF),
+        ("compile-max-autotune",),
     )
 
 
@@ -120,6 +121,7 @@ def _shape(facts: Facts, *, family: str) -> Advice | None:
         cause.code,
         sum(operator.share * cause.saves for operator, cause in same),
         _layers(facts, [operator for operator, _ in same]),
+        cause.changes,
     )
 
 

@@ -1,8 +1,9 @@
-"""Startup module for `annot run` with `--collector torch` or `--layers`, which Python imports from PYTHONPATH.
+"""Startup module of `annot run` with `--collector torch` or `--layers`, and of `annot try`.
 
-It removes its folder from the module path, so that the script does not see it, and from the environment, unless the
-children of the script search for models too. Then it sets up the profiler and the search for models, and runs the
-user's own `sitecustomize`, if there is one.
+Python imports it from PYTHONPATH. It removes its folder from the module path, so that the script does not see it, and
+from the environment, unless children of the script search for models too, or may be the process that trains. Then it
+sets up the profiler, the measurement of steps and the search for models, and runs the user's own `sitecustomize`, if
+there is one.
 """
 
 import importlib.machinery
@@ -14,7 +15,7 @@ import sys
 def _remove_from_path() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    if "ANNOT_LAYERS" in os.environ:
+    if "ANNOT_LAYERS" in os.environ or "ANNOT_TRY" in os.environ:  # annot.live.request.leave_environment removes it
         return
     before = os.environ.pop("ANNOT_PYTHONPATH", None)
     if before is None:
@@ -44,6 +45,19 @@ def _prepare_profiler() -> None:
     profile_when_imported(output)
 
 
+def _prepare_measurement() -> None:
+    request = os.environ.get("ANNOT_TRY")
+    if request is None:
+        return
+    try:
+        from annot.live.start import measure_when_imported
+    except ImportError as error:
+        if error.name != "annot":  # tools with a Python of their own do not need it
+            print(f"annot: steps are not measured in {sys.executable}: {error}", file=sys.stderr)
+        return
+    measure_when_imported(request)
+
+
 def _prepare_search() -> None:
     if "ANNOT_LAYERS" not in os.environ:
         return
@@ -58,5 +72,6 @@ def _prepare_search() -> None:
 
 _remove_from_path()
 _prepare_profiler()
+_prepare_measurement()
 _prepare_search()
 _run_original()

@@ -247,6 +247,7 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
         ],
         "sources": {module: str(source) for module, source in _dictionary(top.get("annot_sources")).items()},
         "cpu": machine.pop("CPU", ""),
+        "program": _dictionary(top.get("annot_program")),  # `annot run` adds it, too
         "software": machine | _software(top, distributed.get("nccl_version")),
     }
     numbers = {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}

@@ -29,6 +29,7 @@ from annot.read.text import counted, integer, sentences
 
 T = TypeVar("T")
 
+_PROGRAM: Final = {"command": "ANNOT_COMMAND", "folder": "ANNOT_FOLDER", "script": "ANNOT_SCRIPT"}
 _RANK: Final = ("rank", "world_size")
 _LONGEST: Final = 40
 """Maximum length of a version."""
@@ -53,6 +54,7 @@ def read_meta(tables: Database) -> tuple[dict[str, Any], list[str]]:
     utc_start_ns: time 0 of the profile, in ns since 1970.
     analysis_start_ns: start of the collection in ns.
     rank, world_size, cut: of a recording of annot.
+    program: of a recording of `annot run`, see `annot.util.program.Program.facts`.
     cpu, software: model of the CPU, and versions of the GPU driver.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
@@ -66,6 +68,7 @@ def read_meta(tables: Database) -> tuple[dict[str, Any], list[str]]:
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
         "cut": _cut(dict(capture)),
+        "program": {name: dict(capture)[key] for name, key in _PROGRAM.items() if key in dict(capture)},
         **_machine(tables),
     }
     present = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}

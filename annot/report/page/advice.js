@@ -37,5 +37,9 @@ export function adviceCards(run, advice) {
 }
 
 function code(item) {
-  return h('pre', {tabindex: '0'}, h('code', item.code));
+  const trial = known(item.trial) ? `\n${item.trial}      # measures the gain` : '';
+  return [
+    h('pre', {tabindex: '0'}, h('code', item.code + trial)),
+    known(item.tried) && h('p', `Tried: ${item.tried}.`),
+  ];
 }

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 import polars.selectors as cs
 
-from annot.analyze.advice import Facts, by_advice
+from annot.analyze.advice import Facts
 from annot.analyze.advice.facts import LEAST_CHANGE
 from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
@@ -29,6 +29,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import by_kernel, by_line, line_tree, rows_of_nodes
 from annot.attribution.nesting import KEY, Key
 from annot.attribution.summary import by_step, summarize
+from annot.changes.advice import by_advice
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
@@ -240,7 +241,7 @@ def advice_data(advice: pl.DataFrame, lines: Mapping[str, Any]) -> dict[str, lis
     Layers are places of lines; several of the same outermost fold are the place of the fold. Other names stay names.
 
     Args:
-        advice: the result of `annot.analyze.advice.by_advice`.
+        advice: the result of `annot.changes.advice.by_advice`.
         lines: ``lines``, ``folds`` and ``top`` of `run_data`.
     """
     places = {line["title"]: place for place, line in reversed([*enumerate(lines["lines"])]) if "other" not in line}

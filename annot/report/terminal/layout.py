@@ -75,7 +75,7 @@ def fitted_table(
         room: width that columns leave for the labels: the last columns are hidden first.
     """
     gap = 2 if width >= NARROW else 1
-    wanted = min(room, max((label.cell_len for label in labels), default=0))
+    wanted = max(LABEL, min(room, max((label.cell_len for label in labels), default=0)))
     shown = _filled(columns, rows, width)
     longest_end = max((text.cell_len for text in ends.texts), default=0)
     ending = min(ends.room, longest_end) + gap if longest_end and ends.room else 0

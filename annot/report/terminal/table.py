@@ -414,7 +414,7 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
 def _advice_below(table: Table) -> list[RenderableType]:
     """The lines below a table: the advice that saves most, and the command that prints all of it."""
     rows, meta = table.advice, table.meta
-    texts = [f"{printable(row['advice'])} Saves {saving(row['saves'], meta)}." for row in rows[:_BELOW]]
+    texts = [f"{printable(row['advice'])} Saves {saving(row['saves'], meta)}.{_tried(row)}" for row in rows[:_BELOW]]
     more = len(rows) - _BELOW
     beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
     return [
@@ -433,6 +433,10 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
         if row["where"]:
             lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
+        if row.get("trial"):
+            lines.append(Text.assemble("   Try: ", (printable(row["trial"]), "cyan")))
+        if row.get("tried"):
+            lines.append(Hanging("   Tried: ", printable(row["tried"])))
         lines.append(Text())
     return lines[:-1]
 
@@ -512,7 +516,12 @@ def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> 
         others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         where = f" In {printable(layers[0])}{others}." if layers else ""
     gain = saving(row["saves"], table.meta)
-    return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}")
+    return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}{_tried(row)}")
+
+
+def _tried(row: Mapping[str, Any]) -> str:
+    """What `annot try` measured, as a sentence with a leading space; empty: nothing."""
+    return f" Tried: {printable(row['tried'])}." if row.get("tried") else ""
 
 
 _ROOFLINE_GROUPS: Final = {"layer": "work", "kernel": "roofline"}

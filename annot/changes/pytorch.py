@@ -1,0 +1,285 @@
+"""Changes of programs in PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.advice.facts import LEAST_SETTING, Facts
+from annot.analyze.advice.kernels import fits_a_graph, multiplies_bfloat16, outside_matrix_units
+from annot.analyze.advice.loop import workers_needed
+from annot.attribution.layer_tables import LAYER_PHASES
+from annot.changes.change import Change, Numbers
+from annot.changes.numbers import IN_BFLOAT16, IN_TEN_BITS, REORDERED
+from annot.labels.layer_path import containers
+from annot.labels.tag import parse
+
+_FUSED: Final = {"Adagrad", "Adam", "AdamW", "SGD"}
+"""Optimizers of PyTorch with the argument ``fused``."""
+_FOREACH: Final = {"Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", *_FUSED}
+"""Optimizers of PyTorch with the argument ``foreach``."""
+_HALF: Final = {"f16", "bf16"}
+_ATTENTION: Final = r"(?i)attention|attn"
+_NO_GPU: Final = "the run uses no GPU"
+
+
+def _modules(facts: Facts) -> pl.Series:
+    """Classes of the layers."""
+    return facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["module"]
+
+
+def _optimizers(facts: Facts) -> set[str]:
+    """Classes of the optimizers. torch.profiler names the method too: ``AdamW.step``."""
+    modules = facts.layers.filter(pl.col("phase") == "optimizer", pl.col("layer") == "")["module"]
+    return {re.sub(r"\.\w+$", "", module) for module in modules} - {""}
+
+
+def _dtypes(facts: Facts) -> set[str]:
+    """Dtypes in which layers compute, by their labels."""
+    tags = [tag for tags in facts.tags.values() for tag in tags]
+    return {str(dict(tag.arguments).get("autocast", tag.tensors[0].dtype)) for tag in tags}
+
+
+def _compile(facts: Facts) -> str:
+    if facts.engine:
+        return f"{facts.engine} runs the model"
+    return "the model is compiled already" if facts.is_compiled else ""
+
+
+def _compile_blocks(facts: Facts) -> str:
+    return _compile(facts) or ("" if _repeated_blocks(facts) else "no block of layers is repeated")
+
+
+def _repeated_blocks(facts: Facts) -> bool:
+    """Whether layers of one class with layers inside them differ in a number at the end of their paths."""
+    rows = facts.layers.filter(pl.col("phase") == "forward", pl.col("module") != "").unique(["layer", "module"])
+    blocks = rows.filter(pl.col("layer").is_in(list(containers(rows["layer"], rows["layer"]))))
+    blocks = blocks.filter(pl.col("layer").str.contains(r"(?:^|\.)\d+$"))
+    parents = blocks["layer"].str.replace(r"\d+$", "")
+    return bool(pl.DataFrame({"parent": parents, "module": blocks["module"]}).is_duplicated().any())
+
+
+def _compile_with_graphs(facts: Facts) -> str:
+    return _compile(facts) or ("" if facts.on_device else "CUDA graphs need a GPU")
+
+
+def _max_autotune(facts: Facts) -> str:
+    return _compile(facts) or ("" if facts.on_device else "on a CPU it chooses kernels only for frozen weights")
+
+
+def _half(facts: Facts, dtype: str) -> str:
+    dtypes = _dtypes(facts)
+    if dtypes and dtypes <= _HALF:
+        return "the layers compute in 16 bits already"
+    if dtypes and dtypes <= {"f64"}:
+        return "autocast leaves float64 as it is"
+    if dtype == "float16":
+        return "" if facts.on_device else "a CPU is not faster in float16"
+    return "" if not facts.on_device or multiplies_bfloat16(facts) else "the GPU does not multiply in bfloat16"
+
+
+def _tf32(facts: Facts) -> str:
+    if not facts.on_device:
+        return _NO_GPU
+    rows = outside_matrix_units(facts)
+    if rows is None or not multiplies_bfloat16(facts):
+        return "the GPU does not multiply in TF32"
+    return "" if facts.share(rows) else "no matrix multiplication is in float32 outside Tensor Cores"
+
+
+def _convolutions(facts: Facts, pattern: str) -> str:
+    seen = _modules(facts).str.contains(pattern).any() or (facts.work["kind"] == "convolution").any()
+    return "" if seen else "no layer is a convolution"
+
+
+def _channels_last(facts: Facts) -> str:
+    return _convolutions(facts, r"Conv\w*2d")
+
+
+def _cudnn_benchmark(facts: Facts) -> str:
+    return _convolutions(facts, r"Conv\w*[123]d") if facts.on_device else _NO_GPU
+
+
+def _fused(facts: Facts) -> str:
+    labels = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
+    tags = [tag for tag in map(parse, labels) if tag is not None and tag.module]
+    if tags and all(dict(tag.arguments).get("fused") is True for tag in tags):
+        return "the optimizer is fused already"
+    return _has_argument(facts, "fused", _FUSED)
+
+
+def _foreach(facts: Facts) -> str:
+    if not facts.on_device:
+        return "on a CPU it computes one parameter after another, too"
+    return _has_argument(facts, "foreach", _FOREACH)
+
+
+def _has_argument(facts: Facts, argument: str, classes: set[str]) -> str:
+    """Return why the argument of optimizers helps no optimizer of a program; empty: it may help."""
+    optimizers = _optimizers(facts)
+    if not optimizers:
+        return "no optimizer steps"
+    return "" if optimizers & classes else f"{' and '.join(sorted(optimizers))} has no argument {argument}"
+
+
+def _waits_for_data(facts: Facts) -> str:
+    return "" if facts.shares["data"] >= LEAST_SETTING else "the steps do not wait for data"
+
+
+def _workers(facts: Facts) -> str:
+    count = facts.loader.workers
+    if (reason := _waits_for_data(facts)) or count is None:
+        return reason
+    return "" if workers_needed(facts, facts.shares["data"]) > count else f"{count} worker processes load the data"
+
+
+def _pinned(facts: Facts) -> str:
+    if not facts.on_device:
+        return _NO_GPU
+    return "batches are in pinned memory already" if facts.loader.pinned else ""
+
+
+def _persistent(facts: Facts) -> str:
+    if facts.loader.workers == 0:
+        return "the DataLoader has no worker processes"
+    return "the worker processes live on already" if facts.loader.persistent else _waits_for_data(facts)
+
+
+def _threads(facts: Facts) -> str:
+    if not facts.on_cpu:
+        return "a GPU computes"
+    count, cores, ranks = (facts.cpu.get(name) for name in ("threads", "cores", "ranks"))
+    if not count or not cores:
+        return ""
+    return "each core has a thread" if count == max(1, int(cores) // int(ranks or 1)) else ""
+
+
+def _attention(facts: Facts, backend: str) -> str:
+    names = facts.work["name"].cast(pl.String)
+    operators = pl.Series([operator.name for operator in facts.operators], dtype=pl.String)
+    if not any(texts.str.contains(_ATTENTION).any() for texts in (_modules(facts), names, operators)):
+        return "no layer is attention"
+    return _NO_GPU if backend == "efficient" and not facts.on_device else ""
+
+
+def _set_to_none(facts: Facts) -> str:
+    return "" if facts.has_backward and _optimizers(facts) else "no optimizer steps"
+
+
+def _cuda_graphs(facts: Facts) -> str:
+    if not facts.on_device:
+        return "CUDA graphs need a GPU"
+    if facts.engine:
+        return f"{facts.engine} runs the model"
+    if facts.graphs:
+        return "the run launches CUDA graphs already"
+    return "" if fits_a_graph(facts) else "the steps do not launch the same short kernels"
+
+
+def _change(
+    name: str,
+    title: str,
+    fits: Callable[[Facts], str],
+    code: str,
+    numbers: Numbers = "rounding",
+    tolerance: float = REORDERED,
+) -> Change:
+    return Change(
+        name=name,
+        title=title,
+        framework="torch",
+        live=f"annot.live.torch_changes:{name.replace('-', '_')}{'_' * (name == 'compile')}",
+        numbers=numbers,
+        tolerance=tolerance if numbers == "rounding" else 0.0,
+        code=code,
+        fits=fits,
+    )
+
+
+_SDPA: Final = "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{}):\n    loss = step(x, y)"
+_AUTOCAST: Final = (
+    'with torch.autocast(device_type, dtype=torch.bfloat16):      # "cuda" or "cpu"\n    loss = loss_of(x, y)'
+)
+_SCALED: Final = """\
+scaler = torch.amp.GradScaler(device_type)      # "cuda" or "cpu"
+with torch.autocast(device_type, dtype=torch.float16):
+    loss = loss_of(x, y)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()"""
+
+CHANGES: Final = (
+    _change("compile", "compiled model", _compile, "model = torch.compile(model)"),
+    _change(
+        "compile-blocks",
+        "compiled blocks",
+        _compile_blocks,
+        "for block in model.blocks:      # layers of one class: compiled once\n    block.compile()",
+    ),
+    _change(
+        "compile-reduce-overhead",
+        "compiled model in CUDA graphs",
+        _compile_with_graphs,
+        'model = torch.compile(model, mode="reduce-overhead")',
+    ),
+    _change(
+        "compile-max-autotune",
+        "compiled model, tuned kernels",
+        _max_autotune,
+        'model = torch.compile(model, mode="max-autotune")',
+    ),
+    _change("bf16", "autocast to bfloat16", partial(_half, dtype="bfloat16"), _AUTOCAST, tolerance=IN_BFLOAT16),
+    _change("fp16", "autocast to float16", partial(_half, dtype="float16"), _SCALED, tolerance=IN_TEN_BITS),
+    _change(
+        "tf32",
+        "TF32 matrix multiplications",
+        _tf32,
+        'torch.set_float32_matmul_precision("high")',
+        tolerance=IN_TEN_BITS,
+    ),
+    _change(
+        "channels-last",
+        "channels-last memory format",
+        _channels_last,
+        "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
+    ),
+    _change("fused", "fused optimizer", _fused, "torch.optim.AdamW(model.parameters(), ..., fused=True)"),
+    _change("foreach", "foreach optimizer", _foreach, "torch.optim.AdamW(model.parameters(), ..., foreach=True)"),
+    _change("cudnn-benchmark", "benchmarked convolutions", _cudnn_benchmark, "torch.backends.cudnn.benchmark = True"),
+    _change(
+        "workers",
+        "loader workers",
+        _workers,
+        "DataLoader(dataset, ..., num_workers=len(os.sched_getaffinity(0)), persistent_workers=True)",
+        "same bits",
+    ),
+    _change("pinned", "pinned memory", _pinned, "DataLoader(dataset, ..., pin_memory=True)", "same bits"),
+    _change(
+        "persistent",
+        "persistent workers",
+        _persistent,
+        "DataLoader(dataset, ..., num_workers=2, persistent_workers=True)",
+        "same bits",
+    ),
+    _change("threads", "a thread per core", _threads, "torch.set_num_threads(len(os.sched_getaffinity(0)))"),
+    _change("sdpa-flash", "flash attention", partial(_attention, backend="flash"), _SDPA.format("FLASH_ATTENTION")),
+    _change(
+        "sdpa-efficient",
+        "memory-efficient attention",
+        partial(_attention, backend="efficient"),
+        _SDPA.format("EFFICIENT_ATTENTION"),
+    ),
+    _change("sdpa-math", "attention in operations", partial(_attention, backend="math"), _SDPA.format("MATH")),
+    _change("set-to-none", "no zeroed gradients", _set_to_none, "optimizer.zero_grad(set_to_none=True)", "same bits"),
+    _change(
+        "cuda-graphs",
+        "model in CUDA graphs",
+        _cuda_graphs,
+        "model = torch.cuda.make_graphed_callables(model, (x,))",
+        "same bits",
+    ),
+)

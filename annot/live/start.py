@@ -1,0 +1,86 @@
+"""Start the measurement of `annot try` in a Python process, and write its result when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import wrapt
+
+from annot.emit import guard
+from annot.live.request import Request
+from annot.live.session import Session, first_line
+from annot.util.whole_files import write_file
+
+_SESSIONS: Final = {"torch": "annot.live.torch_session:start", "keras": "annot.live.keras_session:start"}
+"""Function that starts the session of a framework: it takes the request and returns a session, or None."""
+_NOTE: Final = "annot try measures nothing"
+
+
+def measure_when_imported(text: str) -> None:
+    """Measure the steps of the program from the import of PyTorch or Keras, and write the result at the end.
+
+    Args:
+        text: a `Request` as JSON.
+    """
+    request = msgspec.json.decode(text, type=Request)
+    sessions: list[Session] = []
+    owner = os.getpid()
+
+    def finish() -> None:
+        if os.getpid() == owner:
+            guard.attempt(_write, request, sessions, otherwise=None, note=_NOTE)
+
+    def leave_child() -> None:
+        for session in sessions:
+            session.leave()
+
+    # The first registered function is called last, after those of the program.
+    atexit.register(finish)
+    os.register_at_fork(after_in_child=leave_child)
+    if request.seed is not None:
+        _seed_python(request.seed)
+    for name, start in _SESSIONS.items():
+        wrapt.register_post_import_hook(_starter(start, request, sessions), name)
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Return the function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+
+def _starter(start: str, request: Request, sessions: list[Session]) -> Callable[[Any], None]:
+    def begin(_: Any) -> None:
+        session = resolve(start)(request)
+        if session is not None:
+            sessions.append(session)
+            if request.framework in ("", session.framework):
+                session.apply({name: resolve(live) for name, live in request.changes.items()})
+
+    return lambda module: guard.attempt(begin, module, otherwise=None, note=_NOTE)
+
+
+def _seed_python(seed: int) -> None:
+    import random
+
+    random.seed(seed)
+    wrapt.register_post_import_hook(lambda numpy: numpy.random.seed(seed % 2**32), "numpy")
+
+
+def _write(request: Request, sessions: list[Session]) -> None:
+    """Write the result of the session with the most steps."""
+    session = max(sessions, key=lambda session: len(session.result.step_ns), default=Session(request))
+    path = Path(request.result)
+    if os.environ.get("RANK", "0") != "0" or (not session.result.step_ns and path.exists()):
+        return  # another process of the command has measured
+    error = getattr(sys, "last_exc", getattr(sys, "last_value", None))
+    result = session.finish()
+    result.error = first_line(error) if error is not None else ""
+    write_file(path, [msgspec.json.encode(result)], force=True)

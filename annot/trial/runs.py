@@ -1,0 +1,191 @@
+"""Runs of the program of a trial, each in a fresh process, with or without changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from annot.collect.alternate import RUNNING, keep_files, running_folder
+from annot.collect.collectors import choose
+from annot.collect.logged_run import LoggedRun, problem_of
+from annot.collect.measured_run import MeasuredRun, read_result
+from annot.errors import AnnotError
+from annot.live.request import Request, Result, variables
+from annot.trial.records import BASE, Kind, Record, cache_variables, read_record, stem, write_record
+
+LOSSES: Final = 6
+"""First steps whose losses are compared. Rounding grows from step to step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is run.
+
+    Args:
+        command: command and arguments.
+        collector: collector of profiled runs, see `annot.collect.collectors.choose`.
+        warmup: steps before the measured ones.
+        keep_going: whether the program runs to its own end.
+        seed: seed of all runs; None: none is set.
+    """
+
+    command: tuple[str, ...]
+    collector: str = "auto"
+    warmup: int = 3
+    keep_going: bool = False
+    seed: int | None = 0
+
+
+class Runs:
+    """Runs in a folder. Those that an earlier trial has finished are not repeated.
+
+    Args:
+        folder: the folder of the trial.
+        program: what is run.
+        say: receives a line before each run.
+    """
+
+    def __init__(self, folder: Path, program: Program, say: Callable[[str], None] = lambda line: None) -> None:
+        self.folder, self.program, self.say = folder, program, say
+        self.records: list[Record] = []
+        """The finished runs, in order."""
+        self.framework = ""
+        """The framework that applies changes; empty: not known yet."""
+
+    @property
+    def spent(self) -> float:
+        """Seconds that all runs took."""
+        return sum(record.seconds for record in self.records)
+
+    def of(self, name: str, kind: Kind, stage: int | None = None) -> list[Record]:
+        """Return the finished runs of a name and a kind, all or those of a stage."""
+        records = [record for record in self.records if (record.name, record.kind) == (name, kind)]
+        return [record for record in records if stage is None or record.stage == stage]
+
+    def run(self, name: str, kind: Kind, changes: Mapping[str, str], *, steps: int, stage: int = 0) -> Record:
+        """Run the program, or return the record of an earlier trial with the same request.
+
+        Args:
+            name: name for `Record.name`.
+            kind: see `Record.kind`.
+            changes: see `Request.changes`.
+            steps: number of measured steps.
+            stage: see `Record.stage`.
+
+        Raises:
+            CommandError: the command does not exist or cannot be executed.
+            AnnotError: the folder cannot be written, or the collector is not installed.
+        """
+        checks, program = kind == "check", self.program
+        request = Request(
+            result="",
+            changes=dict(changes),
+            framework=self.framework,
+            warmup=program.warmup,
+            steps=steps,
+            keep_going=program.keep_going,
+            losses=LOSSES if checks else 0,
+            parameters=checks,
+            seed=program.seed,
+        )
+        number = len(self.of(name, kind)) + 1
+        record = read_record(self.folder / f"{stem(name, kind, number)}.json")
+        if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
+            self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
+            try:
+                record = self._perform(name, kind, number, stage, request)
+            except OSError as error:
+                raise AnnotError(f"{self.folder} cannot be written: {error.strerror}") from None
+            write_record(self.folder, record)
+        self.records.append(record)
+        return record
+
+    def log(self, record: Record) -> Path:
+        """Return the file with the output of a run."""
+        return self.folder / f"{record.stem}.txt"
+
+    def profile(self, name: str) -> Path | None:
+        """Return the profile of the first check of a name; None: it has none."""
+        profiles = [record.profile for record in self.of(name, "check") if record.profile]
+        return self.folder / profiles[0] if profiles else None
+
+    def _perform(self, name: str, kind: Kind, number: int, stage: int, request: Request) -> Record:
+        files, start = stem(name, kind, number), time.monotonic()
+        log, suffix = self.folder / f"{files}.txt", choose(self.program.collector).suffix
+        with running_folder(self.folder):
+            running = (self.folder / RUNNING).absolute()
+            asked = _with_result(request, str(running / f"{files}.result"))
+            if kind == "check":
+                status = self._profiled(asked, log, running / f"{files}{suffix}")
+            else:
+                status = self._measured(asked, log)
+            seconds = time.monotonic() - start
+            result = read_result(Path(asked.result))
+            Path(asked.result).unlink(missing_ok=True)
+            keep_files(self.folder, last=f"{files}{suffix}")
+        profile = f"{files}{suffix}"
+        return Record(
+            name=name,
+            kind=kind,
+            number=number,
+            stage=stage,
+            request=request,
+            status=status,
+            seconds=round(seconds, 3),
+            problem=problem(result, problem_of(status, log, None), request),
+            result=result or Result(),
+            profile=profile if (self.folder / profile).exists() else "",
+        )
+
+    def _measured(self, request: Request, log: Path) -> int:
+        environment = cache_variables(self.folder)
+        return MeasuredRun(command=self.program.command, request=request, log=log, environment=environment).run()
+
+    def _profiled(self, request: Request, log: Path, profile: Path) -> int:
+        run = LoggedRun(
+            command=self.program.command,
+            profile=profile,
+            log=log,
+            collector=self.program.collector,
+            layers=True,
+            environment=cache_variables(self.folder) | variables(request),
+        )
+        return run.run()
+
+
+def _with_result(request: Request, path: str) -> Request:
+    return Request(**{name: getattr(request, name) for name in request.__struct_fields__} | {"result": path})
+
+
+def problem(result: Result | None, failure: str | None, request: Request) -> str:
+    """Return why a run says nothing about its changes, a clause; empty: it does.
+
+    Args:
+        result: what the process measured; None: it wrote nothing.
+        failure: why the command failed; None: its exit status is 0.
+        request: what was asked.
+
+    Example:
+        >>> asked = Request(result="", changes={"fused": "..."}, warmup=1, steps=2)
+        >>> problem(Result(step_ns=[5, 5, 5], skipped={"fused": "no optimizer"}), None, asked)
+        'not applied: no optimizer'
+    """
+    if result is None:
+        return failure or "no Python process of the command that can import annot measured its steps"
+    if result.error:
+        return result.error
+    skipped = [reason for name, reason in result.skipped.items() if name in request.changes]
+    if skipped:
+        return f"not applied: {'; '.join(skipped)}"
+    missing = [name for name in request.changes if name not in result.applied]
+    if not result.step_ns:
+        return failure or "no step of a model was seen"
+    if missing:
+        return f"not applied: the program does not use what {' and '.join(missing)} would change"
+    expected, steps = request.warmup + request.steps, len(result.step_ns)
+    if steps < expected and request.changes:
+        return failure or f"the program ended after {steps} of {expected} steps"
+    return failure or "" if steps < expected else ""

@@ -1,0 +1,154 @@
+"""The answer of a trial as text for a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from annot.report.columns import Formatted
+from annot.report.export.markdown import code, prose
+from annot.report.terminal.layout import fitted_table
+from annot.report.units import Unit, amount, duration, printable, unit_for
+from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.training import percent
+
+_COLUMNS: Final = ("Before", "After", "Speedup", "±", "Losses", "At most", "First steps", "Pays back", "Memory")
+_KEPT: Final = ("After", "Speedup", "±")
+"""Columns that a narrow terminal has, too."""
+_MOST_CODE: Final = 3
+"""Changes whose code is printed."""
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """Print an answer: the table, what to apply, the layers that changed, and what failed."""
+    measured = [row for row in answer.rows if row.speedup is not None]
+    console.print(Text(printable(_heading(answer)), style="bold"))
+    if measured:
+        console.print(_table(answer, measured, console.width))
+    for block in (_advice(answer), _layers(answer), _others(answer)):
+        if block:
+            console.print()
+        for line in block:
+            console.print(Text(printable(line)), soft_wrap=True)
+
+
+def as_markdown(answer: Answer) -> Iterator[str]:
+    """Yield an answer as Markdown, for pull requests and issues."""
+    best = answer.best
+    verdict = "No change is faster" if best is None else f"{best.name}: {_speedup(best)} ± {_uncertainty(best)}"
+    yield f"**{prose(verdict)}** – {prose(_heading(answer))}\n\n"
+    measured = [row for row in answer.rows if row.speedup is not None]
+    if measured:
+        cells = _cells(answer, measured)
+        yield f"| Change | {' | '.join(cells)} |\n|---|{'---:|' * len(cells)}\n"
+        for place, row in enumerate(measured):
+            yield f"| {' | '.join([code(row.name), *(texts[place] for texts in cells.values())])} |\n"
+        yield "\n"
+    if best is not None:
+        yield f"```python\n{best.code}\n```\n\n"
+    sentences = [*_layers(answer)[1:], *_others(answer)]
+    yield from (f"- {prose(sentence)}\n" for sentence in sentences)
+
+
+def _heading(answer: Answer) -> str:
+    """The time of a step without changes, and the runs that tell it."""
+    runs = max((row.runs for row in answer.rows), default=0)
+    rounds = f"{runs} round{'' if runs == 1 else 's'} of {answer.steps} steps after {answer.warmup}"
+    time = "" if answer.step_ns is None else f"{duration(answer.step_ns)} per step without changes, "
+    unfinished = "" if answer.complete else "; interrupted, these runs had finished"
+    return f"{time}{'GPU' if answer.device == 'cuda' else 'CPU'}, {rounds}{unfinished}"
+
+
+def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
+    labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
+    columns = [
+        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
+    ]
+    return fitted_table("Change", labels, columns, range(len(rows)), width)
+
+
+def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The cells of each column, by its title. A column without a value is left out."""
+    unit = unit_for(ns for row in rows for ns in (row.before_ns, row.after_ns))
+    columns = zip(*(_row(answer, row, unit) for row in rows), strict=True)
+    titles = (f"Before, {unit.name}", *_COLUMNS[1:])
+    return {title: list(cells) for title, cells in zip(titles, columns, strict=True) if any(cells)}
+
+
+def _row(answer: Answer, row: Row, unit: Unit) -> tuple[str, ...]:
+    """The cells of a row, for `_COLUMNS`."""
+    more = None if row.peak_bytes is None or not answer.peak_bytes else row.peak_bytes - answer.peak_bytes
+    first = None if row.first_steps_ns is None or answer.first_steps_ns is None else row.first_steps_ns / 1e9
+    pays = "" if row.pays_back is None else f"{row.pays_back:,} steps" if row.pays_back else "at once"
+    return (
+        unit.show(row.before_ns),
+        unit.show(row.after_ns),
+        _speedup(row),
+        _uncertainty(row),
+        f"±{percent(row.difference)}" if row.training == "rounding" and row.difference is not None else row.training,
+        "" if row.promised is None else f"{row.promised:.2f}",
+        "" if first is None else f"{first:,.2f} s",
+        pays,
+        "" if more is None else f"{'+' if more >= 0 else '−'}{amount(abs(more))}B",
+    )
+
+
+def _speedup(row: Row) -> str:
+    return "" if row.speedup is None else f"{row.speedup:.2f}"
+
+
+def _uncertainty(row: Row) -> str:
+    return "" if row.low is None or row.high is None else f"{(row.high - row.low) / 2:.2f}"
+
+
+def _advice(answer: Answer) -> list[str]:
+    """What to write, the best changes first."""
+    faster = [row for row in answer.rows if row.verdict == "faster"]
+    if not faster:
+        return ["No change makes a step faster."] if answer.complete else []
+    lines = []
+    for row in faster[:_MOST_CODE]:
+        lines.append(f"{row.name}, {_speedup(row)} times as fast:")
+        lines += [f"    {line}" for line in row.code.splitlines()]
+    return lines
+
+
+def _layers(answer: Answer) -> list[str]:
+    """The layers whose time changes most with the best changes."""
+    best = answer.best
+    if best is None or not answer.layers:
+        return []
+    before, after = f"{answer.folder}/{answer.profile}", f"{answer.folder}/{best.profile}"
+    lines = [f"layers with {best.name}; more: annot compare {shlex.quote(before)} {shlex.quote(after)}"]
+    return lines + [f"  {_layer(change)}" for change in answer.layers]
+
+
+def _layer(change: LayerChange) -> str:
+    name = change.layer or change.module or "(model)"
+    return f"{name} {change.phase}: {_time(change.before_ns)} → {_time(change.after_ns)}"
+
+
+def _time(ns: float) -> str:
+    return duration(ns) if ns else "absent"
+
+
+def _others(answer: Answer) -> list[str]:
+    """What is not worth applying and why, what was not tried, and what the runs showed."""
+    lines = [f"{row.name} is not recommended: {row.reason}" for row in answer.rows if row.reason]
+    lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
+    lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
+    lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]
+    lines += [f"not tried: {name}, because {reason}" for name, reason in answer.left_out.items()]
+    lines += [f"without changes: {note}" for note in answer.notes]
+    if answer.repeats:
+        lines.append(answer.repeats)
+    return lines
+
+
+def _exceeds(row: Row) -> bool:
+    """Whether the whole interval of the speedup is above the bound."""
+    return row.promised is not None and row.low is not None and row.low > row.promised

@@ -1,0 +1,150 @@
+"""Whether a changed program trains as before: the losses and parameters of its first steps, against those of the base.
+
+Two runs of the base with the same seed tell how far the program repeats its own losses. A change cannot be told from
+them within this spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, Literal, TypeAlias
+
+from annot.changes.change import Numbers
+from annot.live.request import Result
+
+Verdict: TypeAlias = Literal["equal", "rounding", "changed", "diverged", "unknown"]
+"""equal: the same losses, and the same parameters where the change promises them; rounding: losses within the
+tolerance; changed: losses or parameters beyond it; diverged: a loss becomes NaN or infinite; unknown: the runs cannot
+be compared."""
+_SPREADS: Final = 3.0
+"""A difference of losses up to this many times that of two runs of the base is one of the program itself."""
+_LARGE: Final = 0.1
+"""Relative difference between losses of two runs of the base from which they prove nothing about a change."""
+_AS_PERCENT: Final = 1e-4
+"""Least ratio that is a percentage in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Result of a check.
+
+    Args:
+        verdict: see `Verdict`.
+        text: the verdict in words, without full stop.
+        difference: largest relative difference of a loss; None: unknown.
+        step: number of the first step that differs, from 1; None: none does.
+    """
+
+    verdict: Verdict
+    text: str
+    difference: float | None = None
+    step: int | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing speaks against the change."""
+        return self.verdict in ("equal", "rounding", "unknown")
+
+
+def same_training(
+    base: Result, again: Result | None, changed: Result, *, numbers: Numbers, tolerance: float
+) -> Training:
+    """Compare the first steps of a changed run with those of the base.
+
+    Args:
+        base: a run of the base.
+        again: another run of the base with the same seed; None: there is none.
+        changed: a run with the change.
+        numbers: what the change may do to losses and parameters.
+        tolerance: largest relative difference of losses that counts as rounding.
+
+    Example:
+        >>> base = Result(losses=[2.0, 1.5])
+        >>> same_training(base, base, Result(losses=[2.0, 1.8]), numbers="rounding", tolerance=0.01).text
+        'changes training from step 2 on: losses differ by 20%'
+    """
+    finite = _finite(base.losses)
+    if not finite:
+        return Training("unknown", "the loss of the program is NaN or infinite" if base.losses else "no loss was seen")
+    compared = changed.losses[: len(finite)]
+    if None in compared:
+        step = compared.index(None) + 1
+        return Training("diverged", f"loss is NaN or infinite from step {step} on", None, step)
+    losses = _finite(compared)
+    if len(losses) < len(finite):
+        return Training("changed", f"{len(losses)} steps instead of {len(finite)}", None, len(losses) + 1)
+    spread = _largest(_differences(finite, _finite(again.losses))) if again is not None else 0.0
+    if spread > _LARGE:
+        return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
+    differences = _differences(finite, losses)
+    largest, limit = _largest(differences), max(tolerance, _SPREADS * spread)
+    if largest > limit:
+        step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
+        words = f"changes training from step {step} on: losses differ by {percent(largest)}"
+        return Training("changed", words, largest, step)
+    if largest > tolerance:
+        return Training("rounding", f"losses differ by {percent(largest)}, as in two runs without it", largest)
+    if largest:
+        return Training("rounding", f"losses within {percent(largest)}", largest)
+    return _equal_losses(base, again, changed, promised=numbers == "same bits")
+
+
+def _equal_losses(base: Result, again: Result | None, changed: Result, *, promised: bool) -> Training:
+    """Compare parameters, if equal ones are promised and the base repeats its own."""
+    repeats = again is None or again.parameters == base.parameters
+    if not (promised and base.parameters and changed.parameters and repeats):
+        return Training("equal", "same losses", 0.0)
+    if base.parameters == changed.parameters:
+        return Training("equal", "same losses and parameters", 0.0)
+    steps = len(base.losses)
+    return Training("changed", f"other parameters after step {steps}, although losses are equal", 0.0, steps)
+
+
+def repeats_losses(base: Result, again: Result) -> str:
+    """Return in words how far two runs of the base with the same seed have the same losses.
+
+    Example:
+        >>> repeats_losses(Result(losses=[2.0, 1.5]), Result(losses=[2.0, 1.5]))
+        'two runs have the same losses'
+    """
+    finite = _finite(base.losses)
+    if len(finite) < len(base.losses):
+        return f"the loss of the program is NaN or infinite from step {len(finite) + 1} on"
+    if not finite:
+        return "no loss was seen: whether training stays the same is unknown"
+    largest = _largest(_differences(finite, _finite(again.losses)))
+    if not largest:
+        return "two runs have the same losses"
+    proves = ": too much to compare changes by" if largest > _LARGE else ""
+    return f"losses of two runs with the same seed differ by {percent(largest)}{proves}"
+
+
+def _finite(losses: Sequence[float | None]) -> list[float]:
+    """The losses before the first that is NaN or infinite."""
+    end = losses.index(None) if None in losses else len(losses)
+    return [loss for loss in losses[:end] if loss is not None]
+
+
+def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """The differences of losses relative to their size, or to that of a mean loss where a loss is nearly 0."""
+    mean = fmean(map(abs, a))
+    return [
+        abs(second - first) / scale if (scale := max(abs(first), mean)) else float(second != first)
+        for first, second in zip(a, b, strict=False)
+    ]
+
+
+def _largest(differences: Sequence[float]) -> float:
+    return max(differences, default=0.0)
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as a percentage, or a small one as a power of ten.
+
+    Example:
+        >>> percent(0.0123), percent(2e-7)
+        ('1.2%', '2e-07')
+    """
+    return f"{100 * ratio:.2g}%" if ratio >= _AS_PERCENT else f"{ratio:.0e}"

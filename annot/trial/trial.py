@@ -1,0 +1,303 @@
+"""A trial: the runs without changes, those of each change, rounds in turns, combinations, and the answer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from annot.analyze.advice import advise
+from annot.analyze.advice.facts import Facts
+from annot.changes import tried
+from annot.changes.registry import Candidate, all_changes, fitting
+from annot.changes.tried import Tried
+from annot.collect.alternate import in_turn
+from annot.errors import AnnotError
+from annot.runs.run import Run
+from annot.trial import layers, speed
+from annot.trial.answer import Answer, Evaluation
+from annot.trial.combine import Combination, Step
+from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
+from annot.trial.records import BASE, Record
+from annot.trial.runs import Runs
+
+ALL: Final = "all"
+"""Name for all changes of a framework."""
+_COMBINED: Final = 0.6
+"""Share of the budget that single changes have if combinations follow."""
+_FEWEST: Final = 3
+"""Fewest measured steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a trial is to find out.
+
+    Args:
+        changes: names of changes; empty: those that can help the program of the profile; `ALL`: all.
+        steps: measured steps.
+        exact_steps: whether a small budget leaves the number of steps as it is.
+        rounds: most rounds.
+        budget: seconds for all runs.
+        combine: whether the best changes are tried together.
+    """
+
+    changes: tuple[str, ...] = ()
+    steps: int = 30
+    exact_steps: bool = False
+    rounds: int = 5
+    budget: float = 600.0
+    combine: bool = False
+
+
+@dataclass
+class Trial:
+    """A trial of changes.
+
+    Args:
+        question: what to find out.
+        runs: the runs of the program.
+        say: receives messages, one line each.
+    """
+
+    question: Question
+    runs: Runs
+    say: Callable[[str], None] = lambda line: None
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    """The changes to try, by name."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Changes that are not tried, and why."""
+    steps: int = 0
+    """Measured steps of a run."""
+    complete: bool = False
+    """Whether all runs have finished."""
+    seconds: float = 0.0
+    """Planned time of all runs; 0: not planned yet."""
+
+    def __post_init__(self) -> None:
+        self.runs.say = self._progress
+
+    def run(self) -> None:
+        """Run everything, within the budget.
+
+        Raises:
+            AnnotError: the program does not run without changes, or no change of the question exists.
+        """
+        question = self.question
+        first = self._base()
+        self.candidates = self._choose()
+        if self.candidates:
+            planned = self._plan(first)
+            self.steps = planned.steps
+            self._check(BASE)
+            alive = [name for name in planned.names if self._affordable(name) and self._is_alive(self._check(name))]
+            share = _COMBINED if question.combine and len(alive) > 1 else 1.0
+            self._rounds([BASE, *alive], planned.rounds, budget=share * question.budget)
+            if question.combine:
+                self._combine()
+        self.complete = True
+
+    def evaluation(self) -> Evaluation:
+        """Return what the finished runs say."""
+        return Evaluation(self.runs.records, self.candidates)
+
+    def answer(self) -> Answer:
+        """Return the answer that the finished runs give."""
+        evaluation = self.evaluation()
+        rows, base = evaluation.rows(), evaluation.base()
+        best = next((row for row in rows if row.verdict == "faster"), None)
+        first = self.runs.of(BASE, "check")[:1]
+        return Answer(
+            command=list(self.runs.program.command),
+            folder=str(self.runs.folder),
+            date=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+            version=importlib.metadata.version("annot"),
+            complete=self.complete,
+            framework=self.runs.framework,
+            device=first[0].result.device if first else "",
+            warmup=self.runs.program.warmup,
+            steps=self.steps,
+            level=speed.LEVEL,
+            step_ns=base.before_ns,
+            first_steps_ns=base.first_steps_ns,
+            peak_bytes=base.peak_bytes,
+            repeats=evaluation.repeats(),
+            profile=first[0].profile if first else "",
+            rows=rows,
+            left_out=self.left_out,
+            layers=[] if best is None else layers.changed(self.runs.profile(BASE), self.runs.profile(best.name)),
+            notes=base.notes,
+        )
+
+    def remember(self) -> None:
+        """Keep what the changes gained, for the advice of later reports on the same program."""
+        profile = self.runs.profile(BASE)
+        facts = None if profile is None else Facts(Run(profile).attribution)
+        program = None if facts is None else tried.program_of(facts.attribution.meta)
+        if facts is None or program is None:
+            return
+        day, host, device = datetime.now(UTC).date().isoformat(), socket.gethostname(), tried.device_of(facts)
+        rows = [
+            Tried(
+                change=row.name,
+                outcome=row.verdict,
+                reason=row.reason,
+                speedup=row.speedup,
+                low=row.low,
+                high=row.high,
+                training=row.training_text,
+                steps=self.steps,
+                runs=row.runs,
+                date=day,
+                device=device,
+                host=host,
+            )
+            for row in self.evaluation().rows()
+            if row.verdict != "not measured"
+        ]
+        tried.keep(program, rows)
+
+    def _base(self) -> Record:
+        """Run the program without changes, and learn its framework and its number of steps."""
+        question, warmup = self.question, self.runs.program.warmup
+        record = self.runs.run(BASE, "check", {}, steps=question.steps)
+        if record.problem:
+            raise AnnotError(f"the program does not run without changes: {record.problem}; output: {self._log(record)}")
+        self.runs.framework = record.result.framework
+        self.steps = steps_within(record.result, warmup, question.steps)
+        if self.steps < min(_FEWEST, question.steps):
+            count = len(record.result.step_ns)
+            raise AnnotError(
+                f"the program has {count} steps, and the first {warmup} warm up: try a longer run of it, or --warmup 1"
+            )
+        if self.steps < question.steps:
+            self.say(f"the program has {len(record.result.step_ns)} steps: {self.steps} are measured")
+        return record
+
+    def _progress(self, line: str) -> None:
+        left = self.seconds - self.runs.spent
+        self.say(f"{line}, about {in_words(left)} left" if left > 0 else line)
+
+    def _log(self, record: Record) -> str:
+        return str(self.runs.log(record))
+
+    def _choose(self) -> dict[str, Candidate]:
+        """Return the changes to try, the most promising one first."""
+        profile = self.runs.profile(BASE)
+        if profile is None:
+            raise AnnotError(f"no profile was written: see {self._log(self.runs.records[0])}")
+        facts = Facts(Run(profile).attribution)
+        fits = {candidate.change.name: candidate for candidate in fitting(facts, advise(facts.attribution, facts))}
+        chosen = choose(self.question.changes, fits, self.runs.framework)
+        for name, candidate in chosen.items():
+            if name not in fits and (reason := candidate.change.fits(facts)):
+                self.say(f"{name} is tried, although {reason}")
+        return chosen
+
+    def _plan(self, first: Record) -> Plan:
+        question = self.question
+        planned = plan(
+            list(self.candidates),
+            Cost.of(first.result, first.seconds),
+            steps=self.steps,
+            least_steps=self.steps if question.exact_steps else None,
+            rounds=question.rounds,
+            budget=question.budget,
+            spent=self.runs.spent,
+        )
+        self.left_out |= dict.fromkeys(planned.left_out, "the budget is too small")
+        rounds = f"{planned.rounds} round{'s' * (planned.rounds > 1)}"
+        self.seconds, about = planned.seconds, in_words(planned.seconds - self.runs.spent)
+        self.say(f"plan: {', '.join(planned.names)}; {rounds} of {planned.steps} steps each, about {about}")
+        return planned
+
+    def _check(self, name: str) -> Record:
+        record = self.runs.run(name, "check", self._lives(name), steps=self.steps)
+        if record.problem and name == BASE:
+            raise AnnotError(f"a second run of the program failed: {record.problem}; output: {self._log(record)}")
+        if record.problem:
+            self.say(f"{name}: {record.problem}")
+        return record
+
+    def _is_alive(self, record: Record) -> bool:
+        """Whether a change is worth timing: its run has neither failed nor diverged."""
+        row = self.evaluation().row(record.name)
+        return row.verdict == "not measured"
+
+    def _affordable(self, name: str) -> bool:
+        """Whether the budget has time for a change: a checked run, and the fewest rounds with those checked before."""
+        checks = [record for record in self.runs.records if record.kind == "check"]
+        mean = self.runs.spent / len(checks)
+        checked = {record.name for record in checks} - {BASE}
+        needed = mean + FEWEST_TIMED * mean * (len(checked) + 2)
+        if not checked or self.runs.spent + needed <= self.question.budget:
+            return True
+        self.left_out[name] = "the budget is too small"
+        return False
+
+    def _rounds(self, names: Sequence[str], rounds: int, *, budget: float, stage: int = 0) -> None:
+        """Measure names in turns. One that fails is left out of later rounds."""
+        alive, last = list(names), 0.0
+        for done in range(rounds):
+            if len(alive) < 2 or not another_round(done, rounds, last=last, budget=budget, spent=self.runs.spent):
+                return
+            before = self.runs.spent
+            for name in in_turn(tuple(alive), done):
+                record = self.runs.run(name, "timed", self._lives(name), steps=self.steps, stage=stage)
+                if record.problem and name == BASE:
+                    raise AnnotError(f"a run without changes failed: {record.problem}; output: {self._log(record)}")
+                if record.problem:
+                    self.say(f"{name}: {record.problem}")
+                    alive.remove(name)
+            last = self.runs.spent - before
+
+    def _combine(self) -> None:
+        """Add changes to the best one, and keep what makes it faster."""
+        changes = {name: candidate.change for name, candidate in self.candidates.items()}
+        combination = Combination(self.evaluation().rows(), changes)
+        stage = 0
+        while (step := combination.next()) is not None and self._affordable_step(step):
+            stage += 1
+            if not self._is_alive(self._check(step.name)):
+                continue
+            self._rounds([BASE, step.kept, step.name], self.question.rounds, budget=self.question.budget, stage=stage)
+            gained = self.evaluation().speedup(step.name, step.kept)
+            if gained is not None and gained.is_faster and self.evaluation().row(step.name).verdict == "faster":
+                combination.keep(step)
+
+    def _affordable_step(self, step: Step) -> bool:
+        runs = [record.seconds for record in self.runs.of(BASE, "timed") + self.runs.of(step.kept, "timed")]
+        mean = sum(runs) / len(runs)
+        needed = mean * (2 + 3 * FEWEST_TIMED)
+        if self.runs.spent + needed <= self.question.budget:
+            return True
+        self.left_out[step.name] = "the budget is too small"
+        return False
+
+    def _lives(self, name: str) -> dict[str, str]:
+        """The changes of a name, for a request."""
+        return {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
+
+
+def choose(asked: Sequence[str], fits: Mapping[str, Candidate], framework: str) -> dict[str, Candidate]:
+    """Return the changes to try by name, the most promising one first.
+
+    Args:
+        asked: see `Question.changes`.
+        fits: the changes that can help the program, the most promising one first.
+        framework: framework of the program.
+
+    Raises:
+        AnnotError: a change is for another framework.
+    """
+    every = {name: Candidate(change, None, "") for name, change in all_changes().items()}
+    if ALL in asked:
+        others = {name: other for name, other in every.items() if other.change.framework == framework}
+        return {**fits, **{name: other for name, other in others.items() if name not in fits}}
+    for name in asked:
+        if every[name].change.framework != framework:
+            raise AnnotError(f"{name} is a change of {every[name].change.framework}, and the program uses {framework}")
+    return {name: fits.get(name) or every[name] for name in asked} if asked else dict(fits)

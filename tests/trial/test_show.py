@@ -1,0 +1,157 @@
+"""The answer of a trial in a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from annot.report.terminal.layout import plain_text
+from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.show import as_markdown, print_answer
+
+FUSED = Row(
+    changes=["fused"],
+    title="fused optimizer",
+    verdict="faster",
+    before_ns=12e6,
+    after_ns=8e6,
+    speedup=1.5,
+    low=1.47,
+    high=1.53,
+    runs=5,
+    first_steps_ns=4_200_000_000,
+    pays_back=41,
+    peak_bytes=1_120_000_000,
+    training="rounding",
+    difference=1e-7,
+    training_text="losses within 1e-07",
+    bound=0.2,
+    code="torch.optim.AdamW(model.parameters(), fused=True)",
+    profile="fused.check1.sqlite",
+)
+BF16 = Row(
+    changes=["bf16"],
+    title="autocast",
+    verdict="other training",
+    reason="changes training from step 3 on: losses differ by 20%",
+    before_ns=12e6,
+    after_ns=4e6,
+    speedup=3.0,
+    low=2.9,
+    high=3.1,
+    runs=5,
+    training="changed",
+    training_text="changes training from step 3 on: losses differ by 20%",
+    code="with torch.autocast('cuda'):\n    loss = loss_of(x, y)",
+)
+FAILED = Row(changes=["compile"], title="compiled", verdict="failed", reason="no compiler for \x1b[31m<b>")
+
+
+def answer(*rows: Row, **values: Any) -> Answer:
+    options: dict[str, Any] = {
+        "command": ["python", "train.py"],
+        "folder": "annot-try-1",
+        "date": "2026-11-26T12:00:00+01:00",
+        "version": "1",
+        "complete": True,
+        "framework": "torch",
+        "device": "cuda",
+        "warmup": 3,
+        "steps": 30,
+        "level": 0.01,
+        "step_ns": 12e6,
+        "first_steps_ns": 100_000_000,
+        "peak_bytes": 1_000_000_000,
+        "repeats": "two runs have the same losses",
+        "profile": "base.check1.sqlite",
+        "rows": list(rows),
+        "left_out": {},
+    }
+    return Answer(**{**options, **values})
+
+
+def text(shown: Answer, width: int = 200) -> str:
+    return plain_text(lambda console: print_answer(shown, console), width)
+
+
+def test_the_table_of_changes() -> None:
+    lines = text(answer(FUSED, BF16, FAILED)).splitlines()
+    assert lines[0] == "12.000 ms per step without changes, GPU, 5 rounds of 30 steps after 3"
+    assert re.split(r"\s{2,}", lines[1]) == [
+        "Change",
+        "Before, ms",
+        "After",
+        "Speedup",
+        "±",
+        "Losses",
+        "At most",
+        "First steps",
+        "Pays back",
+        "Memory",
+    ]
+    assert re.split(r"\s{2,}", lines[2].strip()) == [
+        "fused",
+        "12.000",
+        "8.000",
+        "1.50",
+        "0.03",
+        "±1e-07",
+        "1.25",
+        "4.20 s",
+        "41 steps",
+        "+120 MB",
+    ]
+    assert lines[3].split()[:4] == ["bf16", "12.000", "4.000", "3.00"]
+    assert not any(line.startswith("compile ") for line in lines[:4])
+
+
+def test_what_to_apply_and_what_not() -> None:
+    shown = text(answer(FUSED, BF16, FAILED, left_out={"threads": "the budget is too small"}))
+    assert "fused, 1.50 times as fast:\n    torch.optim.AdamW(model.parameters(), fused=True)\n" in shown
+    assert "loss_of" not in shown
+    assert "bf16 is not recommended: changes training from step 3 on" in shown
+    assert "compile is not recommended: no compiler for \\x1b[31m<b>" in shown
+    assert "not tried: threads, because the budget is too small" in shown
+    assert "fused gains more than its advice promises" in shown
+    assert "two runs have the same losses" in shown
+
+
+@pytest.mark.parametrize(("low", "expected"), [(1.24, False), (1.26, True)])
+def test_a_gain_above_the_bound_is_named(low: float, expected: bool) -> None:
+    row = Row(changes=["fused"], title="", verdict="faster", speedup=1.3, low=low, high=1.4, bound=0.2)
+    assert ("gains more than its advice promises" in text(answer(row))) is expected
+
+
+def test_the_layers_that_change() -> None:
+    layer = LayerChange(layer="blocks.0", module="Block", phase="forward", before_ns=3e6, after_ns=1e6)
+    gone = LayerChange(layer="", module="AdamW", phase="optimizer", before_ns=3e6, after_ns=0.0)
+    shown = text(answer(FUSED, layers=[layer, gone]))
+    assert "annot compare annot-try-1/base.check1.sqlite annot-try-1/fused.check1.sqlite" in shown
+    assert "  blocks.0 forward: 3.000 ms → 1.000 ms\n  AdamW optimizer: 3.000 ms → absent\n" in shown
+
+
+def test_nothing_helps() -> None:
+    assert "No change makes a step faster." in text(answer(BF16))
+    shown = text(answer(complete=False, step_ns=None))
+    assert shown.splitlines()[0] == "GPU, 0 rounds of 30 steps after 3; interrupted, these runs had finished"
+    assert "No change" not in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_of_the_table_fit_the_terminal(width: int) -> None:
+    lines = text(answer(FUSED, BF16), width).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("Change"))
+    table = lines[start : start + 3]
+    assert max(map(len, table)) <= width
+    assert all("1.50" in line or "3.00" in line for line in table[1:])
+
+
+def test_markdown() -> None:
+    shown = "".join(as_markdown(answer(FUSED, BF16, FAILED)))
+    assert shown.startswith("**fused: 1.50 ± 0.03** – ")
+    assert "| `fused` | 12.000 | 8.000 | 1.50 | 0.03 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
+    assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
+    assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
+    assert "".join(as_markdown(answer(BF16))).startswith("**No change is faster** – ")
