@@ -2,14 +2,14 @@
 
 Run by hand on a quiet machine, about an hour for the six programs: ``python tests/bench/bench_try.py measure FOLDER``.
 The programs of Keras need an environment with TensorFlow, and the same folder. For each program of `try_programs`,
-`annot try` measures the changes that fit. Then copies with the same changes, see `try_edits`, run in turns with the
-program, each in a fresh process. A program prints the time of each step. Its step time is the median over blocks of at
-least five steps, of the same steps that `annot try` measures.
+`annot try` measures the changes that can help. Then copies with the same changes, see `try_edits`, run in turns with
+the program, each in a fresh process. A program prints the time of each step. Its step time is the median over blocks of
+at least five steps, of the same steps that `annot try` measures.
 
 ``python tests/bench/bench_try.py table FOLDER`` prints what was measured, as Markdown:
 
-- agree: both intervals overlap. A change that fails by hand must fail in `annot try`, too. If the loss of the program
-  itself is NaN, `annot try` must say so.
+- agree: both intervals overlap. A change that fails by hand must fail in `annot try`, too, and one that is not applied
+  must change nothing by hand. If the loss of the program itself is NaN, `annot try` must say so.
 - order: `annot try` has the change on the right side of each other change whose interval by hand is apart.
 - bound: share of the step that advice says the change saves at most; gain: share that `annot try` measured.
 
@@ -41,7 +41,7 @@ LEVEL: Final = 0.01
 NEEDS: Final = {"hf_trainer": ("torch", "transformers"), "keras_cnn": ("tensorflow", "keras")}
 """Packages of programs; those of the others are PyTorch's."""
 CHANGES: Final = {"gradient_penalty": "compile", "prices": "bf16,fp16", "nan_loss": "compile"}
-"""Changes to try on a program; for the others all that fit."""
+"""Changes to try on a program; for the others those that can help."""
 _BLOCK: Final = 5
 """Fewest steps of a block."""
 _BASE: Final = "base"
@@ -93,7 +93,15 @@ class Tried:
 def answer(program: str, changes: str, options: argparse.Namespace) -> Mapping[str, Any]:
     """Return the answer of `annot try` on a program; one that is already in the folder is not measured again."""
     words = [sys.executable, "-m", "annot", "try", "--format", "json", "--repeat", str(options.rounds)]
-    words += ["--change", changes, "--steps", str(options.steps), "-o", str(options.folder / f"{program}.try")]
+    words += [
+        "--collector",
+        options.collector,
+        "--steps",
+        str(options.steps),
+        "-o",
+        str(options.folder / f"{program}.try"),
+    ]
+    words += ["--change", changes] if changes else []
     stored = options.folder / f"{program}.answer.json"
     if not stored.exists():
         program_words = [sys.executable, str(PROGRAMS / f"{program}.py")]
@@ -124,7 +132,7 @@ def measure(options: argparse.Namespace) -> None:
         if missing:
             print(f"{program} is skipped: {', '.join(missing)} is not installed", flush=True)
             continue
-        said = answer(program, options.change or CHANGES.get(program, "all"), options)
+        said = answer(program, options.change or CHANGES.get(program, ""), options)
         names = [row.change for row in tried(said) if row.change in EDITS[program]]
         print(f"{program}: {', '.join(names)} by hand", flush=True)
         window = said["warmup"], said["warmup"] + said["steps"]
@@ -228,6 +236,8 @@ def _lines(program: str, said: Mapping[str, Any], runs: Mapping[str, Sequence[fl
 
 
 def _agreement(hand: Speedup, ours: Speedup) -> str:
+    if "not applied" in ours.problem and hand.low is not None and hand.high is not None:
+        return "yes" if hand.low <= 1 <= hand.high else "NO"
     if hand.problem or ours.problem:
         return "yes" if hand.problem and ours.problem else "NO"
     apart = hand.is_apart(ours)
@@ -245,9 +255,10 @@ def main() -> None:
     measuring = verbs.add_parser("measure")
     measuring.add_argument("folder", type=Path)
     measuring.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(EDITS)}; default: all")
-    measuring.add_argument("--change", default="", metavar="NAME,...", help="default: all that fit")
+    measuring.add_argument("--change", default="", metavar="NAME,...", help="default: those that can help")
     measuring.add_argument("--rounds", type=int, default=5)
     measuring.add_argument("--steps", type=int, default=30)
+    measuring.add_argument("--collector", default="auto", help="as for annot try")
     measuring.set_defaults(run=measure)
     printing = verbs.add_parser("table")
     printing.add_argument("folder", type=Path)

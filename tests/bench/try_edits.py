@@ -104,7 +104,7 @@ _OPTIMIZER_OF_TRAINER = '            optim="adamw_torch",\n'
 _TRAINED = "        Trainer(model, arguments, train_dataset=Reviews(), callbacks=[Log()]).train()\n"
 _POLICY = '    keras.mixed_precision.set_global_policy("{}")\n'
 _SEED_OF_KERAS = "    keras.utils.set_random_seed(0)\n"
-_COMPILED = '    model.compile(optimizer="adam", loss=loss)\n'
+_COMPILED = '    model.compile(optimizer="adam", loss=loss, jit_compile=False)\n'
 _BATCHED = "    dataset = dataset.batch(BATCH, drop_remainder=True)\n"
 
 
@@ -142,7 +142,7 @@ EDITS: Final[dict[str, dict[str, Edits]]] = {
         _CLIPPED,
     ),
     "keras_cnn": {
-        "jit": _of_argument(_COMPILED, "jit_compile=True"),
+        "jit": ((_COMPILED, _COMPILED.replace("False", "True")),),
         "mixed-bf16": ((_SEED_OF_KERAS, _SEED_OF_KERAS + _POLICY.format("mixed_bfloat16")),),
         "mixed-fp16": ((_SEED_OF_KERAS, _SEED_OF_KERAS + _POLICY.format("mixed_float16")),),
         "steps-per-execution": _of_argument(_COMPILED, "steps_per_execution=10"),

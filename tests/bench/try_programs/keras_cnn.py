@@ -57,7 +57,7 @@ def main() -> None:
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer="adam", loss=loss)
+    model.compile(optimizer="adam", loss=loss, jit_compile=False)
     model.fit(dataset, epochs=EPOCHS, callbacks=[Log()], verbose=0)
 
 
