@@ -56,6 +56,7 @@ CHANGES: Final = (
         tolerance=IN_BFLOAT16,
         code='keras.mixed_precision.set_global_policy("mixed_bfloat16")      # before the model is built',
         fits=partial(_half, dtype="bfloat16"),
+        group="dtype",
     ),
     Change(
         name="mixed-fp16",
@@ -66,6 +67,7 @@ CHANGES: Final = (
         tolerance=IN_TEN_BITS,
         code='keras.mixed_precision.set_global_policy("mixed_float16")      # before the model is built',
         fits=partial(_half, dtype="float16"),
+        group="dtype",
     ),
     Change(
         name="steps-per-execution",

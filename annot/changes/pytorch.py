@@ -180,6 +180,15 @@ def _cuda_graphs(facts: Facts) -> str:
     return "" if fits_a_graph(facts) else "the steps do not launch the same short kernels"
 
 
+_GROUPS: Final = {
+    "compile": ("compile", "compile-blocks", "compile-reduce-overhead", "compile-max-autotune", "cuda-graphs"),
+    "dtype": ("bf16", "fp16"),
+    "optimizer": ("fused", "foreach"),
+    "attention": ("sdpa-flash", "sdpa-efficient", "sdpa-math"),
+}
+"""Changes that exclude each other."""
+
+
 def _change(
     name: str,
     title: str,
@@ -197,6 +206,7 @@ def _change(
         tolerance=tolerance if numbers == "rounding" else 0.0,
         code=code,
         fits=fits,
+        group=next((group for group, names in _GROUPS.items() if name in names), ""),
     )
 
 

@@ -78,7 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=whole_number(0), default=0, metavar="N", help="seed of random numbers in all runs; default: 0"
     )
-    parser.add_argument("--collector", choices=COLLECTORS, default="auto", help="as for annot run; default: auto")
+    parser.add_argument(
+        "--collector",
+        choices=COLLECTORS,
+        default="auto",
+        help="as for annot run; default: auto, torch if it records no GPU times",
+    )
     parser.add_argument(
         "-o", "--keep", type=Path, metavar="FOLDER", help="folder for profiles and output; default: annot-try-1, ..."
     )
@@ -110,14 +115,15 @@ def run(args: argparse.Namespace) -> int:
         )
     question = _question(args, names)
     resolve_command(command)
+    collector = _collector(args.collector)
     program = Program(
         command=tuple(command),
-        collector=args.collector,
+        collector=collector,
         warmup=args.warmup,
         keep_going=args.keep_going,
         seed=args.seed,
     )
-    identity = Identity.of(command, args.collector)
+    identity = Identity.of(command, collector)
     with open_folder(args.keep, identity, restart=args.restart) as folder, terminable():
         say(f"profiles, output and records: {folder}")
         trial = Trial(question, Runs(folder, program), say)
@@ -130,6 +136,14 @@ def run(args: argparse.Namespace) -> int:
         _remember(trial)
     _print(answer, args.format)
     return 0 if answer.best is not None else try_layers.NONE_FASTER
+
+
+def _collector(name: str) -> str:
+    """Return the collector: one that records GPU times where there is a GPU, because changes depend on them."""
+    from annot.collect.collectors import choose
+    from annot.util.installed_tools import has_gpu_driver
+
+    return "torch" if name == "auto" and choose(name).name == "recorder" and has_gpu_driver() else name
 
 
 def _question(args: argparse.Namespace, names: Sequence[str]) -> Question:

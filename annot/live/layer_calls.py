@@ -163,8 +163,9 @@ class LayerCalls:
             layer.steps.append([])
 
     def layers(self) -> list[Layer]:
-        """Return the layers, those with the most time in a step first."""
-        return sorted(self._layers.values(), key=lambda layer: layer.step_ns, reverse=True)
+        """Return the layers that steps call, those with the most time in a step first."""
+        called = [layer for layer in self._layers.values() if layer.calls]
+        return sorted(called, key=lambda layer: layer.step_ns, reverse=True)
 
     def record(self, most: int) -> None:
         """Record the next call of each of the layers that take the most time."""
@@ -180,17 +181,16 @@ class LayerCalls:
         if layer is None:
             layer = self._layers[key] = Layer(self._paths[id(module)], module)
         layer.modules.add(id(module))
-        call = None
-        if key in self._pending and layer.module is module:
+        records = key in self._pending and layer.module is module
+        if records:
             self._pending.discard(key)
-            call = guard.attempt(self._recorded, layer, args, kwargs, otherwise=None, note=_NOTE)
+            layer.call = guard.attempt(self._recorded, layer, args, kwargs, otherwise=None, note=_NOTE)
         device = _device_of(module, args, kwargs)
         start = _now(device)
         outputs = original(module, *args, **kwargs)
         self._note(layer, start, _now(device))
-        if call is not None:
-            layer.call = call
-            guard.attempt(_record_gradients, outputs, call, self._memory, otherwise=None, note=_NOTE)
+        if records and layer.call is not None:
+            guard.attempt(_record_gradients, outputs, layer.call, self._memory, otherwise=None, note=_NOTE)
         return outputs
 
     def _note(self, layer: Layer, start: Any, end: Any) -> None:

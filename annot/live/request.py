@@ -81,8 +81,8 @@ class AlternativeTimes(msgspec.Struct, kw_only=True):
     name: str
     """Name of the change."""
     times_ns: list[float] = []
-    """Mean time (ns) of forward and backward in each block of calls; block i is in the same round as that of the layer
-    without a change."""
+    """Time (ns) of forward and backward in each block of calls: on a CPU the median, else the mean. Block i is in the
+    same round as that of the layer without a change."""
     first_ns: int = 0
     """Wall-clock time (ns) of the first call, which includes the time to compile."""
     outputs: Difference | None = None
@@ -113,7 +113,7 @@ class LayerTimes(msgspec.Struct, kw_only=True):
     calls_per_block: int = 1
     """Calls in each timed block."""
     times_ns: list[float] = []
-    """Mean time (ns) of forward and backward in each block, without a change."""
+    """Time (ns) of forward and backward in each block, without a change."""
     repeats: bool = True
     """Whether two calls without a change give the same bits."""
     alternatives: list[AlternativeTimes] = []
@@ -166,7 +166,9 @@ class Result(msgspec.Struct, kw_only=True):
     losses: list[float | None] = []
     """Losses of the first steps; None: a loss is NaN or infinite."""
     parameters: str = ""
-    """SHA-256 of all parameters and buffers after these steps."""
+    """SHA-256 of all parameters and buffers after `hashed_steps` steps."""
+    hashed_steps: int = 0
+    """Number of losses, or a few more if the framework runs several steps together; 0: there is no hash."""
     peak_bytes: int = 0
     """Most memory in use: that of the device of the model if it is a GPU, else the resident memory of the process."""
     device: str = ""

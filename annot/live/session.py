@@ -40,6 +40,7 @@ class Session:
         """Name of the change that `apply` is installing."""
         self.warmup = request.warmup
         """Steps before the measured ones. A change that takes effect later raises it before the first step ends."""
+        self._step_calls: list[Callable[[int], object]] = []
         self._step_start: int | None = None
         self._window_start: int | None = None
         self._compiled_before = 0
@@ -69,6 +70,10 @@ class Session:
     def skipped(self, name: str, reason: str) -> None:
         """Note why a change is not in effect, a clause. A later reason replaces an earlier one."""
         self.result.skipped[name] = reason
+
+    def after_step(self, call: Callable[[int], object]) -> None:
+        """Call a function with the number of counted steps after each step. Its time belongs to no step."""
+        self._step_calls.append(call)
 
     def try_change(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
         """Return the result of code of a change. If it fails, note the reason and return None."""
@@ -181,7 +186,9 @@ class Session:
         done = number + steps
         result.step_ns[number:] = [max(0, now - (self._step_start or now)) // steps] * steps
         if number < request.losses <= done and request.parameters:
-            result.parameters = guard.attempt(self.hash_parameters, otherwise="")
+            result.parameters, result.hashed_steps = guard.attempt(self.hash_parameters, otherwise=""), done
+        for call in self._step_calls:
+            call(done)
         if number < self.warmup <= done:
             result.warmup = done
             self._open_window()

@@ -20,6 +20,7 @@ from annot.util.whole_files import write_file
 
 _SESSIONS: Final = {"torch": "annot.live.torch_session:start", "keras": "annot.live.keras_session:start"}
 """Function that starts the session of a framework: it takes the request and returns a session, or None."""
+_LAYERS: Final = "annot.live.layer_session:install"
 _NOTE: Final = "annot try measures nothing"
 
 
@@ -63,6 +64,8 @@ def _starter(start: str, request: Request, sessions: list[Session]) -> Callable[
             sessions.append(session)
             if request.framework in ("", session.framework):
                 session.apply({name: resolve(live) for name, live in request.changes.items()})
+            if request.layer is not None and session.framework == "torch":
+                resolve(_LAYERS)(session)
 
     return lambda module: guard.attempt(begin, module, otherwise=None, note=_NOTE)
 

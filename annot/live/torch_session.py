@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -120,6 +120,15 @@ class TorchSession(Session):
         """Call functions before each step of an optimizer, if it has a closure after that, and after the step."""
         self._before_step.append(before)
         self._after_step.append(after)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count no call of a model on this thread in the block, and change none."""
+        before, self._thread.inside = self._thread.inside, True
+        try:
+            yield
+        finally:
+            self._thread.inside = before
 
     @property
     def models(self) -> list[torch.nn.Module]:

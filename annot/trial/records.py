@@ -101,6 +101,8 @@ def open_folder(keep: Path | None, identity: Identity, *, restart: bool = False)
         AnnotError: another trial uses the folder, it has other files, or it cannot be written.
     """
     folder = keep or _unfinished(identity) or _unused()
+    if folder.exists() and not folder.is_dir():
+        raise AnnotError(f"{folder} is not a folder: use the name of a new folder with -o")
     is_new = not folder.exists() or not any(folder.iterdir())
     if not is_new and not _continues(folder, identity):
         raise AnnotError(f"{folder} has files of something else: use the name of a new folder with -o")

@@ -94,11 +94,12 @@ def same_training(
 def _equal_losses(base: Result, again: Result | None, changed: Result, *, promised: bool) -> Training:
     """Compare parameters, if equal ones are promised and the base repeats its own."""
     repeats = again is None or again.parameters == base.parameters
-    if not (promised and base.parameters and changed.parameters and repeats):
+    hashed = base.parameters and changed.parameters and base.hashed_steps == changed.hashed_steps
+    if not (promised and hashed and repeats):
         return Training("equal", "same losses", 0.0)
     if base.parameters == changed.parameters:
         return Training("equal", "same losses and parameters", 0.0)
-    steps = len(base.losses)
+    steps = base.hashed_steps
     return Training("changed", f"other parameters after step {steps}, although losses are equal", 0.0, steps)
 
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from annot.analyze.advice import advise
-from annot.analyze.advice.facts import Facts
 from annot.changes import tried
 from annot.changes.registry import Candidate, all_changes, fitting
 from annot.changes.tried import Tried
@@ -135,7 +134,7 @@ class Trial:
     def remember(self) -> None:
         """Keep what the changes gained, for the advice of later reports on the same program."""
         profile = self.runs.profile(BASE)
-        facts = None if profile is None else Facts(Run(profile).attribution)
+        facts = None if profile is None else Run(profile).facts
         program = None if facts is None else tried.program_of(facts.attribution.meta)
         if facts is None or program is None:
             return
@@ -188,9 +187,13 @@ class Trial:
         """Return the changes to try, the most promising one first."""
         profile = self.runs.profile(BASE)
         if profile is None:
-            raise AnnotError(f"no profile was written: see {self._log(self.runs.records[0])}")
-        facts = Facts(Run(profile).attribution)
-        fits = {candidate.change.name: candidate for candidate in fitting(facts, advise(facts.attribution, facts))}
+            if not self.question.changes:
+                log = self._log(self.runs.records[0])
+                raise AnnotError(f"no profile was written, so name the changes with --change; output: {log}")
+            return choose(self.question.changes, {}, self.runs.framework)
+        run = Run(profile)
+        facts, advice = run.facts, advise(run.attribution_with_calls, run.facts)
+        fits = {candidate.change.name: candidate for candidate in fitting(facts, advice)}
         chosen = choose(self.question.changes, fits, self.runs.framework)
         for name, candidate in chosen.items():
             if name not in fits and (reason := candidate.change.fits(facts)):

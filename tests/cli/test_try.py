@@ -45,9 +45,10 @@ def test_the_answer_about_a_program(tmp_path: Path) -> None:
     before = hashlib.sha256(script.read_bytes()).hexdigest()
     data = tmp_path / "data"
     words = (*OPTIONS, "--change", "fused,workers", "--steps", "20", "--repeat", "2", "--format", "json", *COMMAND)
-    done = annot(*words, cwd=tmp_path, XDG_DATA_HOME=str(data))
-    said, answer = done.stderr.decode(), json.loads(done.stdout)
-    assert done.returncode in (0, 5), said
+    environ = {**os.environ, "XDG_DATA_HOME": str(data)}
+    done = subprocess.run([*ANNOT, *words], cwd=tmp_path, capture_output=True, env=environ, check=False)
+    assert done.returncode in (0, 5), done.stderr.decode()
+    answer = json.loads(done.stdout)
     assert (answer["complete"], answer["framework"], answer["device"]) == (True, "torch", "cpu")
     fused, workers = sorted(answer["rows"], key=lambda row: str(row["changes"]))
     assert fused["applied"] == {"fused": "AdamW"}

@@ -127,10 +127,10 @@ def test_combinations_are_compared_with_the_runs_that_took_turns_with_them() -> 
 
 
 def test_changes_together_may_do_what_each_may() -> None:
-    both = together(
-        [change("a", "same bits", 0.0), change("b", "another algorithm", 0.02), change("c", tolerance=0.01)]
-    )
+    changes = [change("a", "same bits", 0.0), change("b", "another algorithm", 0.02), change("c", tolerance=0.01)]
+    both = together(changes)
     assert (both.name, both.numbers, both.tolerance) == ("a+b+c", "another algorithm", pytest.approx(0.03))
+    assert together([changes[0], changes[2]]).numbers == "rounding"
     with pytest.raises(ValueError, match="at least one"):
         together([])
 

@@ -148,6 +148,11 @@ def test_lines_of_the_table_fit_the_terminal(width: int) -> None:
     assert all("1.50" in line or "3.00" in line for line in table[1:])
 
 
+def test_a_narrow_terminal_has_the_speedup() -> None:
+    heading = next(line for line in text(answer(FUSED, BF16), 36).splitlines() if line.startswith("Change"))
+    assert heading.split() == ["Change", "After", "Speedup", "±"]
+
+
 def test_markdown() -> None:
     shown = "".join(as_markdown(answer(FUSED, BF16, FAILED)))
     assert shown.startswith("**fused: 1.50 ± 0.03** – ")

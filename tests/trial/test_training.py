@@ -18,8 +18,8 @@ def compared(
     losses: list[float | None], numbers: Numbers = "rounding", tolerance: float = 0.01, **values: Any
 ) -> Training:
     again = values.pop("again", LOSSES)
-    base = Result(losses=values.pop("base", LOSSES), parameters=values.pop("before", "abc"))
-    changed = Result(losses=losses, parameters=values.pop("after", "abc"))
+    base = Result(losses=values.pop("base", LOSSES), parameters=values.pop("before", "abc"), hashed_steps=4)
+    changed = Result(losses=losses, parameters=values.pop("after", "abc"), hashed_steps=values.pop("hashed", 4))
     other = None if again is None else Result(losses=again, parameters=values.pop("repeated", base.parameters))
     return same_training(base, other, changed, numbers=numbers, tolerance=tolerance)
 
@@ -68,6 +68,7 @@ def test_parameters_of_changes_that_promise_the_same_bits() -> None:
     assert compared(LOSSES, "rounding", 0.01, after="other").verdict == "equal"
     assert compared(LOSSES, "same bits", 0.0, after="other", repeated="third").verdict == "equal"
     assert compared(LOSSES, "same bits", 0.0, after="").verdict == "equal"
+    assert compared(LOSSES, "same bits", 0.0, after="other", hashed=10).text == "same losses"
 
 
 def test_a_program_that_does_not_repeat_its_losses() -> None:

@@ -1,0 +1,94 @@
+"""The folder of a trial: which trial continues in it, and its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from measured_results import Records
+
+from annot.errors import AnnotError
+from annot.trial.records import ANSWER, Identity, cache_variables, open_folder, read_record, write_record
+
+COMMAND = ("python", "train.py")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("1")
+
+
+def opened(command: tuple[str, ...] = COMMAND, keep: Path | None = None, **options: bool) -> Path:
+    with open_folder(keep, Identity.of(command, "recorder"), **options) as folder:
+        return folder
+
+
+def test_an_unfinished_trial_continues_in_its_folder() -> None:
+    assert opened() == opened() == Path("annot-try-1")
+    Path("annot-try-1", ANSWER).write_text("{}")
+    assert opened() == Path("annot-try-2")
+    assert opened(("python", "train.py", "--lr", "1")) == Path("annot-try-3")
+    assert opened() == Path("annot-try-2")
+
+
+def test_a_changed_script_starts_another_trial() -> None:
+    assert opened() == Path("annot-try-1")
+    Path("train.py").write_text("2")
+    assert opened() == Path("annot-try-2")
+
+
+def test_names_of_other_files_are_not_used() -> None:
+    Path("annot-try-1").write_text("mine")
+    Path("annot-try-x").mkdir()
+    assert opened() == Path("annot-try-2")
+
+
+def test_the_folder_that_the_user_names(tmp_path: Path) -> None:
+    keep = tmp_path / "deep" / "kept"
+    assert opened(keep=keep) == opened(keep=keep) == keep
+    with pytest.raises(AnnotError, match="has files of something else: use the name of a new folder with -o"):
+        opened(("other",), keep=keep)
+    (keep / ANSWER).write_text("{}")
+    with pytest.raises(AnnotError, match="has files of something else"):
+        opened(keep=keep)
+    with pytest.raises(AnnotError, match=r"train\.py is not a folder"):
+        opened(keep=Path("train.py"))
+
+
+def test_two_trials_at_the_same_time() -> None:
+    with (
+        open_folder(None, Identity.of(COMMAND, "recorder")),
+        pytest.raises(AnnotError, match="is in use by another annot try: wait for it"),
+    ):
+        opened()
+
+
+def test_records_are_kept_until_restart() -> None:
+    records = Records()
+    records.check(losses=[1.0, None])
+    folder = opened()
+    write_record(folder, records[0])
+    path = folder / "base.check1.json"
+    (folder / "running").mkdir()
+    (folder / "running" / "part").write_text("")
+    assert read_record(path) == records[0]
+    assert opened() == folder
+    assert read_record(path) == records[0]
+    assert not (folder / "running").exists()
+    opened(restart=True)
+    assert read_record(path) is None
+    path.write_text('{"name": 1}')
+    assert read_record(path) is None
+
+
+def test_compiled_kernels_are_those_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.delenv(name, raising=False)
+    with open_folder(None, Identity.of(COMMAND, "recorder")) as folder:
+        cache = Path(cache_variables(folder)[name])
+        assert cache.parent == folder.absolute()
+        cache.mkdir()
+    assert not cache.exists()
+    monkeypatch.setenv(name, "/mine")
+    assert cache_variables(folder) == {}
