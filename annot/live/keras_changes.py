@@ -23,7 +23,7 @@ _NO_LOOP: Final = "the program calls neither fit nor train_on_batch, evaluate or
 def jit(session: KerasSession) -> None:
     """Compile the steps of `fit`, `evaluate` and `predict` with XLA."""
 
-    def compile_steps(model: Any) -> None:
+    def compile_steps(model: Any, method: str) -> None:
         if model.run_eagerly:
             session.skipped("jit", f"{model.name} runs eagerly")
         elif model.jit_compile:
@@ -36,7 +36,7 @@ def jit(session: KerasSession) -> None:
                 session.skipped("jit", f"Keras cannot compile {model.name} with XLA")
 
     session.skipped("jit", f"{_NO_LOOP}: its own functions need tf.function(jit_compile=True)")
-    session.on_loop(lambda model, _: session.try_change("jit", compile_steps, model))
+    session.on_loop(compile_steps)
 
 
 def steps_per_execution(session: KerasSession) -> None:
@@ -59,27 +59,26 @@ def steps_per_execution(session: KerasSession) -> None:
             session.applied(name, f"{model.name} ({steps} steps)")
 
     session.skipped(name, _NO_LOOP)
-    session.on_loop(lambda model, method: session.try_change(name, run_together, model, method))
+    session.on_loop(run_together)
 
 
 def no_eager(session: KerasSession) -> None:
     """Compile functions and the steps of models that the program has set to run eagerly."""
     name = "no-eager"
 
-    def compile_functions(where: str) -> None:
+    def compile_functions(model: Any) -> None:
         if tf.config.functions_run_eagerly():
             tf.config.run_functions_eagerly(False)
-            session.applied(name, where)
+            session.applied(name, "tf.function")
 
-    def compile_steps(model: Any) -> None:
-        compile_functions("tf.function")
+    def compile_steps(model: Any, method: str) -> None:
         if model.run_eagerly:
             model.run_eagerly = False
             session.applied(name, model.name)
 
     session.skipped(name, "nothing is set to run eagerly")
-    session.on_model(lambda _: session.try_change(name, compile_functions, "tf.function"))
-    session.on_loop(lambda model, _: session.try_change(name, compile_steps, model), first=True)
+    session.on_model(compile_functions)
+    session.on_loop(compile_steps, first=True)
 
 
 # -------------------------------------------------------------------- numbers
@@ -102,14 +101,14 @@ def mixed_fp16(session: KerasSession) -> None:
         scaled.append(True)
         return original(*args, **kwargs)
 
-    def check_scale() -> None:
+    def check_scale(optimizer: Any) -> None:
         patches.undo()
         if not scaled:
             session.withdraw("mixed-fp16", "the program does not scale the loss with LossScaleOptimizer.scale_loss")
 
     _set_policy(session, "mixed-fp16", "mixed_float16")
     patches.wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", scale)
-    session.on_optimizer(lambda _: session.try_change("mixed-fp16", check_scale))
+    session.on_optimizer(check_scale)
 
 
 def _set_policy(session: KerasSession, name: str, policy: str) -> None:
@@ -123,7 +122,7 @@ def _set_policy(session: KerasSession, name: str, policy: str) -> None:
             session.skipped(name, f"the layers of {model.name} have the policy {layers[-1].dtype_policy.name}")
 
     keras.config.set_dtype_policy(policy)
-    session.on_model(lambda model: session.try_change(name, check, model))
+    session.on_model(check)
 
 
 # -------------------------------------------------------------------- data
@@ -143,7 +142,7 @@ def prefetch(session: KerasSession) -> None:
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     session.skipped("prefetch", "the program iterates over no tf.data.Dataset")
-    session.on_data(lambda dataset, keras_made: session.try_change("prefetch", prefetched, dataset, keras_made))
+    session.on_data(prefetched)
 
 
 def cache(session: KerasSession) -> None:
@@ -160,7 +159,7 @@ def cache(session: KerasSession) -> None:
         return dataset.cache()
 
     session.skipped("cache", "the program iterates over no tf.data.Dataset")
-    session.on_data(lambda dataset, keras_made: session.try_change("cache", cached, dataset, keras_made))
+    session.on_data(cached)
 
 
 def _name(dataset: Any) -> str:

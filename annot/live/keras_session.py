@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from annot.live.keras_losses import Losses
 from annot.live.keras_steps import Steps
-from annot.live.request import Request, Result
+from annot.live.request import Request, Result, leave_environment
 from annot.live.session import Session
 from annot.util.weak_keys import WeakKeys
 
@@ -36,6 +36,9 @@ class KerasSession(Session):
     A step of training is a batch of `fit` or `train_on_batch`, a call of a `tf.function` that updates weights, or an
     update in eager mode. The first model, function or optimizer that trains counts. If none has trained by then,
     batches of `predict` and `evaluate` and calls of models count.
+
+    A change is a function of the session. It registers functions with the methods ``on_…``. If such a function raises
+    an exception, the change counts as skipped.
     """
 
     framework = "keras"
@@ -50,19 +53,19 @@ class KerasSession(Session):
         self._model: weakref.ref[Any] | None = None
         self._models: WeakKeys[Any, bool] = WeakKeys()
         self._compiled: WeakKeys[Any, Any] = WeakKeys()
-        self._on_model: list[Callable[[Any], None]] = []
-        self._on_loop: list[Callable[[Any, str], None]] = []
-        self._on_optimizer: list[Callable[[Any], None]] = []
-        self._on_data: list[Callable[[Any, bool], Any]] = []
+        self._on_model: list[tuple[str, Callable[[Any], object]]] = []
+        self._on_loop: list[tuple[str, Callable[[Any, str], object]]] = []
+        self._on_optimizer: list[tuple[str, Callable[[Any], object]]] = []
+        self._on_data: list[tuple[str, Callable[[Any, bool], Any]]] = []
         self._steps.install()
 
     # ---------------------------------------------------------------- for changes
 
-    def on_model(self, change: Callable[[Any], None]) -> None:
+    def on_model(self, change: Callable[[Any], object]) -> None:
         """Call a function with each outermost model before its first call or batch."""
-        self._on_model.append(change)
+        self._on_model.append((self.installing, change))
 
-    def on_loop(self, change: Callable[[Any, str], None], *, first: bool = False) -> None:
+    def on_loop(self, change: Callable[[Any, str], object], *, first: bool = False) -> None:
         """Call a function with a model and the name of its method that runs batches, such as ``fit``.
 
         It is called once after each `compile` of the model, before Keras builds the step functions.
@@ -71,18 +74,18 @@ class KerasSession(Session):
             change: the function.
             first: call it before the functions of other changes.
         """
-        self._on_loop.insert(0 if first else len(self._on_loop), change)
+        self._on_loop.insert(0 if first else len(self._on_loop), (self.installing, change))
 
-    def on_optimizer(self, change: Callable[[Any], None]) -> None:
+    def on_optimizer(self, change: Callable[[Any], object]) -> None:
         """Call a function with the first optimizer before its first update, which may be in a graph."""
-        self._on_optimizer.append(change)
+        self._on_optimizer.append((self.installing, change))
 
     def on_data(self, change: Callable[[Any, bool], Any]) -> None:
         """Call a function with each data set before its first iteration; it returns the one to use, or None.
 
         The second argument tells whether Keras has made the data set, from arrays or from a generator.
         """
-        self._on_data.append(change)
+        self._on_data.append((self.installing, change))
 
     def withdraw(self, name: str, reason: str) -> None:
         """Note that a change that was applied has no effect, with the reason."""
@@ -107,13 +110,10 @@ class KerasSession(Session):
             if counting is not None and counting is not source:
                 return
             if self._source is None:
-                self.restart()
-                self.begin()
+                self.restart(self._called or None)
             self._source = weakref.ref(source)
         elif self._source is not None:
             return
-        if not self.result.step_ns:
-            self._step_start = self._called
         done = len(self.result.step_ns) + steps
         if done >= self.request.losses > len(self.result.losses):
             self.result.losses = self._losses.read()
@@ -125,27 +125,27 @@ class KerasSession(Session):
             return
         self._models[model] = True
         self._model = weakref.ref(model)
-        for change in self._on_model:
-            change(model)
+        for name, change in self._on_model:
+            self.try_change(name, change, model)
 
     def loops(self, model: Any, method: str) -> None:
         """Run the hooks of a model that runs batches. `compile` drops its step functions."""
-        self.begin()
+        leave_environment()  # before Keras starts processes that load data
         self.calls(model)
         compiled = getattr(model, "_compile_config", None)
         if self._compiled.get(model, self) is compiled:
             return
         self._compiled[model] = compiled
-        for change in self._on_loop:
-            change(model, method)
+        for name, change in self._on_loop:
+            self.try_change(name, change, model, method)
 
     def updates(self, optimizer: Any, loss: Any) -> None:
         """Keep the loss of an update by the first optimizer."""
         first = self._optimizer
         if first is None:
             first = self._optimizer = weakref.ref(optimizer)
-            for change in self._on_optimizer:
-                change(optimizer)
+            for name, change in self._on_optimizer:
+                self.try_change(name, change, optimizer)
         is_first = first() is optimizer
         if self.request.losses and loss is not None and is_first:
             self._losses.keep(loss, optimizer.scale_loss(1.0))
@@ -156,8 +156,8 @@ class KerasSession(Session):
             return dataset
         if _REPLACED not in vars(dataset):
             replaced = dataset
-            for change in self._on_data:
-                changed = change(replaced, keras_made)
+            for name, change in self._on_data:
+                changed = self.try_change(name, change, replaced, keras_made)
                 replaced = replaced if changed is None else changed
             vars(dataset)[_REPLACED] = replaced
         return vars(dataset)[_REPLACED]

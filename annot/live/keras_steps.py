@@ -43,7 +43,7 @@ class Listener(Protocol):
         """A method of a model that runs batches is called."""
 
     def updates(self, optimizer: Any, loss: Any) -> None:
-        """An optimizer is called, inside no other one. `loss` is what was differentiated before, or None."""
+        """An optimizer is called. `loss` is what was differentiated since the last call, or None."""
 
     def iterates(self, dataset: Any, *, keras_made: bool) -> Any:
         """Return the data set to iterate over instead of `dataset`."""
@@ -66,8 +66,6 @@ class _Thread(threading.local):
         self.execution: _Execution | None = None
         self.calling = False
         """Whether a model is called."""
-        self.updating = False
-        """Whether an optimizer is called."""
         self.listening = False
         """Whether the listener handles a data set."""
         self.data: Literal["program", "fit", "keras", "validation"] = "program"
@@ -195,8 +193,8 @@ class Steps(Patches):
         thread, before = self._thread, self._thread.data
         if original.__name__ in LOOPS:
             data = args[0] if args else kwargs.get("x")
-            is_made = not isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset))
-            thread.data = "keras" if is_made else "fit" if thread.data == "program" else "validation"
+            is_data_set = isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset))
+            thread.data = "validation" if before != "program" else "fit" if is_data_set else "keras"
         try:
             return original(model, *args, **kwargs)
         finally:
@@ -216,17 +214,10 @@ class Steps(Patches):
             self.traced += function.experimental_get_tracing_count() - before
 
     def _update(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        thread = self._thread
-        if thread.updating:  # an optimizer inside another one, as in a LossScaleOptimizer
-            return original(optimizer, *args, **kwargs)
-        thread.updating = True
-        try:
-            self._current().trains = True
-            self._listener.updates(optimizer, thread.loss)
-            thread.loss = None
-            return self._execute(lambda: original(optimizer, *args, **kwargs), optimizer, trains=True)
-        finally:
-            thread.updating = False
+        self._current().trains = True
+        self._listener.updates(optimizer, self._thread.loss)
+        self._thread.loss = None  # an optimizer inside this one, as in a LossScaleOptimizer, has no loss
+        return self._execute(lambda: original(optimizer, *args, **kwargs), optimizer, trains=True)
 
     def _differentiate(self, original: Any, tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         self._thread.loss = target

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn
@@ -48,12 +49,12 @@ class Session:
 
     # ---------------------------------------------------------------- for changes
 
-    def apply(self, changes: Mapping[str, Callable[[Any], None]]) -> None:
-        """Install changes in the order of the request."""
-        for name, install in changes.items():
+    def apply(self) -> None:
+        """Install the changes of the request in its order."""
+        for name, live in self.request.changes.items():
             self.skipped(name, "the program has not reached the code that it changes")
             self.installing = name
-            self.try_change(name, install, self)
+            self.try_change(name, lambda live=live: resolve(live)(self))
         self.installing = ""
 
     def applied(self, name: str, where: str) -> None:
@@ -251,6 +252,12 @@ class _Interrupt:
 
 def _is_unused(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_DFL
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Return the function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
 def peak_resident_bytes() -> int:

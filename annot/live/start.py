@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import wrapt
 
 from annot.emit import guard
 from annot.live.request import Request
-from annot.live.session import Session, first_line
+from annot.live.session import Session, first_line, resolve
 from annot.util.whole_files import write_file
 
 _SESSIONS: Final = {"torch": "annot.live.torch_session:start", "keras": "annot.live.keras_session:start"}
@@ -51,21 +50,15 @@ def measure_when_imported(text: str) -> None:
         wrapt.register_post_import_hook(_starter(start, request, sessions), name)
 
 
-def resolve(name: str) -> Callable[..., Any]:
-    """Return the function ``module:function``."""
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
-
-
 def _starter(start: str, request: Request, sessions: list[Session]) -> Callable[[Any], None]:
     def begin(_: Any) -> None:
         session = resolve(start)(request)
         if session is not None:
             sessions.append(session)
             if request.framework in ("", session.framework):
-                session.apply({name: resolve(live) for name, live in request.changes.items()})
+                session.apply()
             if request.layer is not None and session.framework == "torch":
-                resolve(_LAYERS)(session)
+                guard.attempt(lambda: resolve(_LAYERS)(session), otherwise=None, note="no layer is timed alone")
 
     return lambda module: guard.attempt(begin, module, otherwise=None, note=_NOTE)
 

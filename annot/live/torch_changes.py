@@ -112,7 +112,7 @@ def _compile(module: torch.nn.Module, **options: Any) -> None:
     each submodule alone. For such modules it wraps the call in a function, as here.
     """
     if type(module).forward.__module__.startswith("torch.nn."):
-        call = module._call_impl
+        call: Any = module._call_impl
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)

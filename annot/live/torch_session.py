@@ -48,6 +48,18 @@ def start(request: Request) -> TorchSession:
     return session
 
 
+# Globals, because torch.compile compiles again when the closure of a traced function is gone.
+_session: TorchSession
+_original: Callable[..., Any]
+
+
+def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Patch of `torch.nn.Module.__call__`. PyTorch's profiler reads the local variable `self` by name."""
+    if not is_compiling():  # torch.compile must see only the original
+        _session.find(self)
+    return _original(self, *args, **kwargs)
+
+
 class _Thread(threading.local):
     """Whether this thread is inside a call of a model."""
 
@@ -139,7 +151,9 @@ class TorchSession(Session):
 
     def install(self) -> None:
         """Hook into PyTorch."""
-        self._search_models()
+        global _original, _session
+        _original, _session = torch.nn.Module.__call__, self
+        self._search.replace(torch.nn.Module, "__call__", patched_call)
         register_optimizer_step_pre_hook(self._step_begins)
         register_optimizer_step_post_hook(self._step_ends)
         self.patches.wrap(torch.autograd, "backward", self._run_backward)
@@ -147,19 +161,10 @@ class TorchSession(Session):
         if self.request.losses:
             self.patches.wrap(torch.amp.GradScaler, "scale", self._scale)
 
-    def _search_models(self) -> None:
-        original = torch.nn.Module.__call__
-        session = self
-
-        # PyTorch's profiler reads the local variable `self`. torch.compile traces the first branch.
-        def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(self, *args, **kwargs)
-            if session._search.live and not session._thread.inside and session._is_model(self):
-                guard.attempt(session._meet, self, otherwise=None)
-            return original(self, *args, **kwargs)
-
-        self._search.replace(torch.nn.Module, "__call__", call)
+    def find(self, module: torch.nn.Module) -> None:
+        """Apply the changes to a module that is called, if it is a new model."""
+        if self._search.live and not self._thread.inside and self._is_model(module):
+            guard.attempt(self._meet, module, otherwise=None)
 
     def _is_model(self, module: torch.nn.Module) -> bool:
         """Return whether this call is that of an outermost module with parameters which is called for the first time.

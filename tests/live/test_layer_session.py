@@ -146,6 +146,7 @@ def test_the_time_of_layers_belongs_to_no_step(tmp_path: Path) -> None:
     assert sum(result.step_ns[2:]) < alone
 
 
+@pytest.mark.slow
 def test_the_program_ends_after_the_steps(tmp_path: Path) -> None:
     printed, result = run(tmp_path, TRAINING, layers("1"))
     assert len(printed.splitlines()) == 5

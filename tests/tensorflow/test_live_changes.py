@@ -84,9 +84,14 @@ def test_several_steps_run_in_one_execution() -> None:
         network().fit(*samples(20), batch_size=BATCH, epochs=2, verbose=0, callbacks=[counter])
     assert ends == [9, 19, 9, 19]
     assert (session.result.warmup, len(session.result.step_ns)) == (10, 30)
-    with measured("steps-per-execution", warmup=1, steps=20, losses=4) as session:
-        fit(network())
-    assert session.result.warmup == len(session.result.losses) == 4
+    results = []
+    for changes in ([], ["steps-per-execution"]):
+        with measured(*changes, warmup=1, steps=9, losses=4, parameters=True) as session:
+            fit(network())
+        results.append(session.result)
+    assert [result.warmup for result in results] == [1, 4]
+    assert results[0].losses == results[1].losses
+    assert results[0].parameters == results[1].parameters
 
 
 def test_no_eager_compiles_models_and_functions() -> None:
@@ -163,11 +168,13 @@ def test_a_cache_keeps_the_first_epoch(tmp_path: Path) -> None:
     assert (session.result.warmup, len(session.result.step_ns)) == (10, 17)
 
 
-def test_a_validation_is_not_cached() -> None:
-    """The data set of a validation is left alone, and the reason is that of the training."""
+@pytest.mark.parametrize("is_array", [True, False])
+def test_a_validation_is_not_cached(is_array: bool) -> None:
+    """The data of a validation is left alone, and the reason is that of the training."""
     data = tf.data.Dataset.from_tensor_slices(samples(10))
     with measured("cache", warmup=1, steps=20) as session:
-        network().fit(data.shuffle(9).batch(BATCH), validation_data=data.batch(BATCH), epochs=9, verbose=0)
+        validation = samples(2) if is_array else data.batch(BATCH)
+        network().fit(data.shuffle(9).batch(BATCH), validation_data=validation, epochs=9, verbose=0)
     assert session.result.applied == {}
     assert session.result.skipped == {"cache": "the data set shuffles, and a cache belongs before the shuffle"}
 

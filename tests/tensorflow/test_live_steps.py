@@ -111,6 +111,17 @@ def test_gradients_from_a_function() -> None:
     assert session.result.losses == []
 
 
+def test_a_function_that_trains_keeps_counting() -> None:
+    """A function that is traced again without an update still is the one that trains."""
+    model = network()
+    data = tuple(map(tf.constant, samples(1)))
+    step = tf.function(lambda trains: model.train_step(data) if trains else model(data[0]))
+    with measured(warmup=2, steps=5) as session:
+        for number in range(30):
+            step(number != 1)
+    assert len(session.result.step_ns) == 7
+
+
 def test_the_program_goes_on_if_it_is_asked_to() -> None:
     """With keep_going only the requested steps are measured. A program that is shorter has no window."""
     long, short = network(), network()

@@ -1,0 +1,409 @@
+"""Changes of PyTorch programs: each one computes what the same change by hand computes, or says why it is skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from measured import measured
+
+PROGRAM = """
+import contextlib, copy, torch
+from torch import nn
+torch.set_num_threads(1)
+MODEL = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+model = MODEL
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+autocast = contextlib.nullcontext()
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(6, generator=generator), index % 3
+loader = torch.utils.data.DataLoader(Data(), batch_size=8)
+# setup
+def loss_of(x, y):
+    with autocast:
+        return nn.functional.cross_entropy(model(x), y)
+for _ in range(9):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = loss_of(x, y)
+        loss.backward()
+        # clip
+        optimizer.step()
+"""
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(6, 18), nn.Linear(6, 3)
+    def forward(self, x):
+        q, k, v = self.inputs(x).reshape(1, 2, -1, 9).chunk(3, -1)
+        return self.outputs(nn.functional.scaled_dot_product_attention(q, k, v).reshape(-1, 6))
+MODEL = Attention()"""
+
+
+def edited(*edits: tuple[str, str]) -> str:
+    program = PROGRAM
+    for before, after in edits:
+        assert before in program, before
+        program = program.replace(before, after)
+    return program
+
+
+def assert_as_by_hand(program: str, by_hand: str, *changes: str) -> None:
+    """Both programs train to the same bits, and otherwise than the program without the change."""
+    asked = {"losses": 4, "parameters": True}
+    changed, process = measured(program, *changes, **asked)
+    expected, _ = measured(by_hand, **asked)
+    assert changed.applied.keys() == set(changes), (changed, process.stderr)
+    assert None not in changed.losses
+    assert (changed.losses, changed.parameters) == (expected.losses, expected.parameters)
+
+
+def reason(name: str, program: str = PROGRAM) -> str:
+    result, process = measured(program, name)
+    assert process.returncode == 0, process.stderr
+    assert result.applied == {}
+    return result.skipped[name]
+
+
+# ---------------------------------------------------------------- precision
+
+BF16 = ("autocast = contextlib.nullcontext()", "autocast = torch.autocast('cpu', torch.bfloat16)")
+FP16 = ("autocast = contextlib.nullcontext()", "autocast = torch.autocast('cpu', torch.float16)")
+SCALED = (
+    ("# setup", "scaler = torch.amp.GradScaler('cpu')"),
+    ("loss.backward()", "scaler.scale(loss).backward()"),
+    ("optimizer.step()", "scaler.step(optimizer); scaler.update()"),
+)
+LARGE = ("model(x), y)", "model(x) * torch.where(torch.arange(8) < 4, 1.0, 3e4)[:, None], y)")
+"""An output whose gradient overflows in float16 until the scale has become smaller."""
+
+
+def test_bf16_covers_model_and_loss() -> None:
+    assert_as_by_hand(PROGRAM, edited(BF16), "bf16")
+    plain, changed = measured(PROGRAM, losses=4)[0], measured(PROGRAM, "bf16", losses=4)[0]
+    assert plain.losses != changed.losses == pytest.approx(plain.losses, rel=0.02)
+
+
+def test_bf16_is_off_outside_model_and_loss() -> None:
+    check = "print('on', torch.is_autocast_enabled('cpu'), torch.is_autocast_cache_enabled())"
+    evaluation = "with torch.no_grad():\n            print(model(x).dtype); " + check
+    _, process = measured(
+        edited(("loss.backward()", f"{check}; loss.backward(); {check}"), ("# clip", evaluation)), "bf16"
+    )
+    lines = process.stdout.split("\n")[:4]
+    assert lines == ["on True True", "on False True", "torch.bfloat16", "on False True"]
+
+
+def test_a_teacher_without_gradients_does_not_lose_those_of_the_student() -> None:
+    """Autocast caches casts of weights: a cast without gradients must not reach the student."""
+    twice = ("model(x), y)", "model(x) + (model(x) - other_loss(x)), y)")
+    other = (
+        "# setup",
+        "def other_loss(x):\n    with torch.no_grad():\n        return MODEL(x).sum() * 0 + model(x).detach()",
+    )
+    result, process = measured(
+        edited(twice, other, ("# clip", "assert all(p.grad is not None for p in MODEL.parameters())")), "bf16"
+    )
+    assert result.error == "", process.stderr
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_autocast_is_not_applied_twice(name: str) -> None:
+    assert reason(name, edited(BF16)) == "autocast is on already"
+    double = edited(
+        ("MODEL = nn.S", "torch.set_default_dtype(torch.float64)\nMODEL = nn.S"),
+        ("randn(6,", "randn(6, dtype=torch.float64,"),
+    )
+    assert reason(name, double) == "Sequential has no float32 parameters"
+
+
+def test_fp16_scales_losses_as_gradscaler() -> None:
+    assert_as_by_hand(PROGRAM, edited(FP16, *SCALED), "fp16")
+
+
+def test_fp16_skips_steps_as_gradscaler() -> None:
+    """GradScaler does not call the optimizer then, so that the steps of the two programs differ."""
+    show = ("# clip", "print(loss.item())")
+    changed, process = measured(edited(LARGE, show), "fp16", keep_going=True)
+    _, by_hand = measured(edited(FP16, *SCALED, LARGE, show), keep_going=True)
+    assert changed.applied == {"fp16": "Sequential"}
+    assert len(process.stdout.split()) == 72
+    assert process.stdout == by_hand.stdout
+
+
+def test_gradients_of_fp16_are_unscaled_where_the_program_clips_them() -> None:
+    clip = "nn.utils.clip_grad_norm_(model.parameters(), 0.01)"
+    by_hand = edited(FP16, *SCALED, ("# clip", f"scaler.unscale_(optimizer); {clip}"))
+    assert_as_by_hand(edited(("# clip", clip)), by_hand, "fp16")
+
+
+def test_gradients_of_fp16_add_up_over_two_backwards() -> None:
+    twice = ("optimizer.zero_grad()", "optimizer.zero_grad(); loss_of(x[:4], y[:4]).backward()")
+    scaled = ("optimizer.zero_grad()", "optimizer.zero_grad(); scaler.scale(loss_of(x[:4], y[:4])).backward()")
+    assert_as_by_hand(edited(twice), edited(FP16, *SCALED, scaled), "fp16")
+
+
+def test_fp16_skips_steps_with_a_closure_whose_gradients_overflow() -> None:
+    closure = "optimizer.step(lambda: (optimizer.zero_grad(), loss_of(x, y), loss_of(x, y).backward())[1])"
+    program = edited(
+        ("        loss = loss_of(x, y)\n        loss.backward()\n", ""), ("optimizer.step()", closure), LARGE
+    )
+    untouched, _ = measured(edited(("lr=0.01", "lr=0.0"), LARGE), losses=4, parameters=True)
+    skipped, process = measured(program, "fp16", losses=4, parameters=True)
+    trained, _ = measured(program, "fp16", losses=40, parameters=True, steps=39)
+    assert skipped.error == "", process.stderr
+    assert skipped.parameters == untouched.parameters != trained.parameters
+    assert None not in trained.losses
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adagrad"])
+def test_fused_optimizers(optimizer: str) -> None:
+    plain = ("AdamW(model", f"{optimizer}(model")
+    by_hand = ("AdamW(model.parameters(), lr=0.01", f"{optimizer}(model.parameters(), lr=0.01, fused=True")
+    assert_as_by_hand(edited(plain), edited(by_hand), "fused")
+
+
+def test_an_optimizer_with_the_state_of_a_checkpoint_becomes_fused() -> None:
+    """The fused implementation needs the step counts in float32."""
+    restart = """
+loss_of(*next(iter(loader))).backward()
+optimizer.step()
+other = torch.optim.AdamW(model.parameters(), lr=0.01)
+other.load_state_dict(optimizer.state_dict())
+for state in other.state.values():
+    state["step"] = state["step"].double()
+optimizer = other
+for _ in range(9)"""
+    result, process = measured(edited(("for _ in range(9)", restart)), "fused", keep_going=True)
+    assert process.returncode == 0, process.stderr
+    assert result.applied == {"fused": "AdamW"}
+
+
+def test_foreach_is_switched_on() -> None:
+    by_hand = edited(("lr=0.01", "lr=0.01, foreach=True"))
+    assert_as_by_hand(PROGRAM, by_hand, "foreach")
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "expected"),
+    [
+        ("fused", "torch.optim.RMSprop(model.parameters())", "RMSprop has no argument fused"),
+        ("fused", "torch.optim.AdamW(model.parameters(), fused=True)", "AdamW uses it already"),
+        ("foreach", "torch.optim.AdamW(model.parameters(), fused=True)", "AdamW is fused"),
+        ("foreach", "torch.optim.SparseAdam(model.parameters())", "SparseAdam has no argument foreach"),
+        (
+            "fused",
+            "type('Own', (torch.optim.SGD,), {'step': lambda self, closure=None: None})(model.parameters())",
+            "Own has no argument fused",
+        ),
+    ],
+)
+def test_optimizers_without_the_argument_are_skipped(name: str, optimizer: str, expected: str) -> None:
+    sparse = "for p in model.parameters():\n            p.grad = p.grad.to_sparse()\n        optimizer.step()"
+    edits = [("torch.optim.AdamW(model.parameters(), lr=0.01)", optimizer)]
+    if "SparseAdam" in optimizer:
+        edits.append(("optimizer.step()", sparse))
+    assert reason(name, edited(*edits)) == expected
+
+
+def test_gradients_are_dropped_instead_of_zeroed() -> None:
+    zeros = edited(
+        ("zero_grad()", "zero_grad(set_to_none=False)"), ("loss = loss", "print(model[0].weight.grad); loss = loss")
+    )
+    result, process = measured(zeros, "set-to-none")
+    assert result.applied == {"set-to-none": "AdamW"}
+    assert process.stdout.split() == ["None"] * 4
+    assert reason("set-to-none") == "no call of zero_grad keeps the gradients"
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def test_channels_last_changes_weights_and_inputs() -> None:
+    show = """
+def show(module, args):
+    print(*(value.is_contiguous(memory_format=torch.channels_last) for value in (module.weight, *args)))
+model[0].register_forward_pre_hook(show)"""
+    image = "nn.Sequential(nn.Conv2d(3, 4, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))"
+    program = edited(
+        ("MODEL = nn", f"MODEL = {image}; old = nn"),
+        ("# setup", show),
+        ("model(x), y", "model(x.reshape(-1, 3, 1, 2)), y"),
+    )
+    result, process = measured(program, "channels-last")
+    assert result.applied == {"channels-last": "Sequential"}, process.stderr
+    assert process.stdout.split("\n")[0] == "True True"
+    assert measured(program)[1].stdout.split("\n")[0] == "False False"
+    assert reason("channels-last") == "Sequential has no 2d convolution"
+
+
+def test_attention_uses_the_back_end_of_the_change() -> None:
+    attention = edited(("MODEL = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))", ATTENTION))
+    show = "print([torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()])"
+    program = attention.replace("        q, k, v", f"        {show}\n        q, k, v").replace("# clip", show)
+    for name, inside in (("sdpa-math", [False, True]), ("sdpa-flash", [True, False])):
+        result, process = measured(program, name)
+        assert result.applied == {name: "Attention"}, process.stderr
+        assert process.stdout.split("\n")[:2] == [str(inside), "[True, True]"]
+    assert reason("sdpa-efficient", attention) == "it needs a GPU"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tf32", "the model runs on no GPU"),
+        ("cudnn-benchmark", "the model runs on no GPU"),
+        ("cuda-graphs", "CUDA graphs need a GPU"),
+        ("compile-reduce-overhead", "CUDA graphs need a GPU"),
+        ("pinned", "there is no GPU"),
+        ("persistent", "the DataLoader of Data has no workers"),
+    ],
+)
+def test_changes_for_a_gpu_are_skipped_on_a_cpu(name: str, expected: str) -> None:
+    assert reason(name) == expected
+
+
+def test_threads_are_those_of_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    threads = 1 if cores > 1 else 2
+    program = edited(
+        ("set_num_threads(1)", f"set_num_threads({threads})"), ("# clip", "print(torch.get_num_threads())")
+    )
+    result, process = measured(program, "threads")
+    assert process.stdout.split()[0] == str(cores)
+    assert result.applied == {"threads": f"{cores} instead of {threads}"}
+    assert (
+        reason("threads", edited(("set_num_threads(1)", f"set_num_threads({cores})")))
+        == f"{cores} threads compute already"
+    )
+
+
+# ---------------------------------------------------------------- data loading
+
+
+def test_workers_load_the_same_data() -> None:
+    show = ("x, y in loader:", "x, y in loader:\n        print(loader.num_workers, loader.persistent_workers)")
+    result, process = measured(edited(show), "workers", losses=4, parameters=True)
+    plain, _ = measured(PROGRAM, losses=4, parameters=True)
+    cores = len(os.sched_getaffinity(0))
+    assert result.applied == {"workers": f"the DataLoader of Data: {cores} workers"}
+    assert process.stdout.split("\n")[0] == f"{cores} True"
+    assert (result.losses, result.parameters) == (plain.losses, plain.parameters)
+
+
+def test_workers_are_skipped_for_data_that_they_cannot_load() -> None:
+    stream = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([(torch.ones(6), 1)] * 64)
+loader = torch.utils.data.DataLoader(Stream(), batch_size=8)"""
+    assert reason("workers", edited(("# setup", stream))) == "each worker would load the whole IterableDataset"
+    spawned = """
+collate = lambda rows: torch.utils.data.default_collate(rows)
+loader = torch.utils.data.DataLoader(Data(), batch_size=8, collate_fn=collate)
+torch.multiprocessing.set_start_method("spawn")"""
+    assert reason("workers", edited(("# setup", spawned))).startswith("the dataset cannot be pickled: ")
+
+
+def test_workers_persist() -> None:
+    program = edited(
+        ("batch_size=8)", "batch_size=32, num_workers=1)"), ("# clip", "print(loader._iterator is not None)")
+    )
+    result, process = measured(program, "persistent")
+    assert result.applied == {"persistent": "the DataLoader of Data"}
+    assert process.stdout.split()[0] == "True"
+
+
+# ---------------------------------------------------------------- compilation
+
+EAGER = ("# setup", "import functools; torch.compile = functools.partial(torch.compile, backend='eager')")
+GRAPHS = "print('graphs', torch._dynamo.utils.counters['stats']['unique_graphs'])"
+BLOCK = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+    def forward(self, x): return self.inner(x).relu()
+"""
+
+
+def compiled(name: str, *edits: tuple[str, str]) -> tuple[dict[str, str], list[int]]:
+    """Return where a change was applied, and the number of graphs after each step."""
+    result, process = measured(edited(("# clip", GRAPHS), EAGER, *edits), name)
+    assert result.recompiled == 0, process.stderr
+    return result.applied, [int(count) for count in re.findall(r"graphs (\d+)", process.stdout)]
+
+
+def test_the_model_is_one_compiled_graph() -> None:
+    assert compiled("compile") == ({"compile": "Sequential"}, [1] * 4)
+    net = ("MODEL = nn.Seq", BLOCK.replace("Linear(6, 6)", "Linear(6, 3)") + "MODEL = Block(); old = nn.Seq")
+    assert compiled("compile-max-autotune", net) == ({"compile-max-autotune": "Block"}, [1] * 4)
+
+
+def test_a_model_that_contains_another_one_is_compiled_too() -> None:
+    first = ("for _ in range(9)", "MODEL[0](torch.ones(8, 6, requires_grad=True))\nfor _ in range(9)")
+    applied, graphs = compiled("compile", first)
+    assert applied == {"compile": "Linear, Sequential"}
+    assert graphs[-1] == graphs[0] == 2
+
+
+@pytest.mark.parametrize("by_program", ["model = torch.compile(MODEL)", "MODEL.compile()"])
+def test_compiled_models_are_skipped(by_program: str) -> None:
+    program = edited((EAGER[0], f"{EAGER[1]}\n{by_program}"))
+    for name in ("compile", "compile-blocks"):
+        assert reason(name, program).endswith(" is compiled already")
+
+
+def test_repeated_blocks_share_a_graph() -> None:
+    """There are more blocks than torch.compile makes graphs for a function."""
+    blocks = (
+        "MODEL = nn.Seq",
+        BLOCK + "MODEL = nn.Sequential(*[Block() for _ in range(12)], nn.Linear(6, 3)); old = nn.Seq",
+    )
+    applied, graphs = compiled("compile-blocks", blocks)
+    assert applied == {"compile-blocks": "12 Block of Sequential"}
+    assert graphs[-1] <= 2  # the input of the first block needs no gradient
+    layer = "nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)"
+    encoder = f"nn.Unflatten(1, (1, 6)), nn.TransformerEncoder({layer}, 12), nn.Flatten()"
+    layers = f"nn.Sequential({encoder}, nn.Linear(6, 3))"
+    applied, graphs = compiled("compile-blocks", ("MODEL = nn.Seq", f"MODEL = {layers}; old = nn.Seq"))
+    assert applied == {"compile-blocks": "12 TransformerEncoderLayer of Sequential"}
+    assert graphs[-1] <= 2
+    assert reason("compile-blocks") == "Sequential has no repeated blocks"
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_change_that_fails_is_skipped_with_its_reason() -> None:
+    result, process = measured(
+        PROGRAM, changes={"absent": "annot.live.torch_changes:absent", "fused": "annot.live.torch_changes:fused"}
+    )
+    assert process.returncode == 0
+    assert result.skipped == {"absent": "AttributeError: module 'annot.live.torch_changes' has no attribute 'absent'"}
+    assert result.applied == {"fused": "AdamW"}
+
+
+def test_a_program_that_breaks_under_a_change_tells_the_error() -> None:
+    loss = (
+        "nn.functional.cross_entropy(model(x), y)",
+        "torch.as_tensor(model(x).detach().numpy()).mean() + model(x).mean()",
+    )
+    result, process = measured(edited(loss), "bf16")
+    assert process.returncode == 1
+    assert result.error.startswith("TypeError: Got unsupported ScalarType BFloat16")
+    assert (result.applied, result.window_ns) == ({"bf16": "Sequential"}, None)
+
+
+def test_changes_without_their_object_are_skipped() -> None:
+    result, _ = measured("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))", "fused", "workers")
+    unreached = "the program has not reached the code that it changes"
+    assert result.skipped == {"fused": unreached, "workers": unreached}
