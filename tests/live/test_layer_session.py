@@ -133,6 +133,7 @@ def test_the_whole_model_is_a_layer(tmp_path: Path) -> None:
     assert [(times.path, times.kind) for times in result.layers] == [("Sequential", "Sequential")]
     assert result.layers[0].skipped == ""
     assert len(result.step_ns) == 6
+    assert result.window_ns
 
 
 @pytest.mark.slow
