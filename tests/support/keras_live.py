@@ -13,7 +13,6 @@ from tf_nets import BATCH, network, samples
 from annot.live.keras_session import KerasSession
 from annot.live.request import Request
 from annot.live.session import StepsMeasured
-from annot.live.start import resolve
 
 EPOCHS = 3
 
@@ -21,9 +20,10 @@ EPOCHS = 3
 @contextlib.contextmanager
 def measured(*changes: str, **request: Any) -> Iterator[KerasSession]:
     """Measure the program in the block with changes of these names. The block ends after the measured steps."""
-    session = KerasSession(Request(result="", **request))
+    live = {name: f"annot.live.keras_changes:{name.replace('-', '_')}" for name in changes}
+    session = KerasSession(Request(result="", changes=live, **request))
     policy = keras.config.dtype_policy()
-    session.apply({name: resolve(f"annot.live.keras_changes:{name.replace('-', '_')}") for name in changes})
+    session.apply()
     try:
         with contextlib.suppress(StepsMeasured):
             yield session
