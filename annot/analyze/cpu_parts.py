@@ -88,6 +88,9 @@ CPU_PARTS: Final[Mapping[str, PartName]] = {
 }
 """Parts of the step time of a process without a GPU in order of precedence, by their keys in files."""
 
+STEP_PARTS: Final[Mapping[str, PartName]] = {**GPU_PARTS, **CPU_PARTS}
+"""Parts of the step time of either; equal keys have equal names."""
+
 IDLE: Final = ("data", "unrecorded", "synchronisation", "launch", "allocation", "host")
 """Parts in which a GPU is idle."""
 

@@ -94,21 +94,19 @@ class Contrast:
         pairs: the runs.
         comparison: their comparison.
         decision: the decision of the gate.
-        above: factor above which a row is slower.
         level: probability that a row is slower by chance.
     """
 
     pairs: Sequence[Pair]
     comparison: Comparison
     decision: Decision
-    above: float
     level: float
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], *, above: float, level: float) -> Contrast:
         """Compare pairs of runs. Commits may do other work: that is a cause, and no reason not to compare them."""
         comparison = compare([a for a, _ in pairs], [b for _, b in pairs], level=level)
-        return cls(pairs, comparison, decide(comparison, above=above, level=level, force=True), above, level)
+        return cls(pairs, comparison, decide(comparison, above=above, level=level, force=True), level)
 
     def target(self) -> Target | None:
         """Return the row that lost most time according to the gate; None: no row and no step is slower.
@@ -147,7 +145,7 @@ class Contrast:
         return target if self._is_longer(target) else None
 
     def _is_longer(self, target: Target | None) -> bool:
-        return target is not None and target.interval(self.level)[1] > self.above
+        return target is not None and target.interval(self.level)[1] > self.decision.above
 
     def like(self, expected: Target) -> Target | None:
         """Return the row of another target if its change is like that; one pair with a hiccup does not matter."""

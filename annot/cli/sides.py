@@ -83,22 +83,25 @@ def check_sides(args: argparse.Namespace) -> None:
     for option, needed in _OPTIONS.items():
         if getattr(args, option) and form != needed:
             raise output.UsageError(f"--{option} needs {_FORMS[needed]}")
-    count, behind = len(args.profiles), args.words_after
-    if form == "runs" and not (count and behind):
+    before, behind, commands = len(args.profiles), args.words_after or (), _commands(args)
+    options = [word for word in behind if word.startswith("-") and not Path(word).exists()]
+    if form != "repeat" and options:
+        raise output.UsageError(f"{options[0]} is behind --, where only runs are: options go before --")
+    if form == "runs" and not (before and behind):
         raise output.UsageError(
-            f"--runs expects runs on both sides of --: annot compare --runs A1 A2 -- B1 B2{_got(args)}"
+            "--runs expects runs on both sides of --: annot compare --runs A1 A2 -- B1 B2, "
+            f"got {before} and {len(behind)}"
         )
-    if form == "repeat" and (count or len(_commands(args)) != 2 or not all(_commands(args))):
+    if form == "repeat" and (before or len(commands) != 2 or not all(commands)):
         raise output.UsageError(
             "--repeat expects two commands: annot compare --repeat 5 -- COMMAND_A -- COMMAND_B, "
-            f"got {len(list(filter(None, _commands(args))))}"
-            + (f" and {args.profiles[0]} before them" if count else "")
+            f"got {sum(map(bool, commands))}" + (f" and {args.profiles[0]} before them" if before else "")
         )
-    if form == "baseline" and not count + len(behind or ()):
+    if form == "baseline" and not before + len(behind):
         raise output.UsageError("--baseline expects one run or more: annot compare --baseline NAME RUN")
-    if not form and count + len(behind or ()) != 2:
+    if not form and before + len(behind) != 2:
         raise output.UsageError(
-            f"annot compare expects two profiles, A and B, got {count + len(behind or ())}; for several runs of each, "
+            f"annot compare expects two profiles, A and B, got {before + len(behind)}; for several runs of each, "
             "use annot compare --runs A1 A2 -- B1 B2"
         )
 
@@ -117,10 +120,6 @@ def read_sides(args: argparse.Namespace, *, fold: bool) -> tuple[Side, Side]:
     paths = profiles_of(args)
     before = len(args.profiles) if args.runs else 1
     return _side(paths[:before], args, fold), _side(paths[before:], args, fold)
-
-
-def _got(args: argparse.Namespace) -> str:
-    return f", got {len(args.profiles)} and {len(args.words_after or ())}"
 
 
 def _side(paths: Sequence[str], args: argparse.Namespace, fold: bool, name: str = "") -> Side:

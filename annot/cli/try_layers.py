@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) 
         shutil.rmtree(folder, ignore_errors=True)
     _print(answer, args.format)
     gains = [gain for row in answer.layers for gain in row.gains]
-    return 0 if any(gain.low is not None and gain.low > 1 for gain in gains) else NONE_FASTER
+    return 0 if any(gain.is_faster for gain in gains) else NONE_FASTER
 
 
 def _question(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) -> LayerQuestion:

@@ -164,13 +164,15 @@ class LayerCalls:
 
     def layers(self) -> list[Layer]:
         """Return the layers that steps call, those with the most time in a step first."""
-        called = [layer for layer in self._layers.values() if layer.calls]
-        return sorted(called, key=lambda layer: layer.step_ns, reverse=True)
+        return [layer for layer in self._by_time() if layer.calls]
 
     def record(self, most: int) -> None:
         """Record the next call of each of the layers that take the most time."""
-        longest = [id(layer) for layer in self.layers()[:most]]
+        longest = [id(layer) for layer in self._by_time()[:most]]
         self._pending = {key for key, layer in self._layers.items() if id(layer) in longest}
+
+    def _by_time(self) -> list[Layer]:
+        return sorted(self._layers.values(), key=lambda layer: layer.step_ns, reverse=True)
 
     def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # torch.compile traces this function. A call in a backward recomputes a forward.

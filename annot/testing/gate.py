@@ -16,7 +16,8 @@ import pytest
 from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest, digest
-from annot.analyze.comparison.gate import decide
+from annot.analyze.comparison.gate import Decision, check_limits, decide
+from annot.analyze.comparison.same_run import differ
 from annot.collect.alternate import Command, alternate
 from annot.collect.collectors import COLLECTORS
 from annot.emit.machine import cpu_name
@@ -59,10 +60,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.runs < 2:
             raise ValueError(f"runs must be at least 2, got {self.runs}")
-        if not self.above > 0:
-            raise ValueError(f"above must be above 0, got {self.above:g}")
-        if not 0 < self.level < 1:
-            raise ValueError(f"level must be above 0 and below 1, got {self.level:g}")
+        check_limits(self.above, self.level)
 
 
 class Gates:
@@ -224,14 +222,15 @@ class Gate:
     def _update(self, name: str, before: Baseline | None, measured: Sequence[Digest], limits: Limits) -> None:
         """Write the baseline. Runs on the same machine that are neither slower nor faster are added to it."""
         store = self._gates.store
-        same = before is not None and not _other_machine(before) and _are_same(before.runs, measured, limits)
+        same = before is not None and not _other_machine(before) and _are_equal(before.runs, measured, limits)
         count = save(name, measured, store, force=before is not None and not same, append=same).height
         how = f"added {len(measured)} runs to" if same else "wrote" if before is None else "replaced"
         self._gates.say(f"{how} the baseline of {self._request.node.nodeid} in {store} ({count} runs)")
 
     def _judge(self, baseline: Baseline, measured: Sequence[Digest], limits: Limits) -> None:
-        comparison = _compared(baseline.runs, measured, limits)
-        decision = decide(comparison, above=limits.above, level=limits.level)
+        comparison, decision = _decided(baseline.runs, measured, limits)
+        if devices := differ("the devices differ", *comparison.devices):
+            self._give_up(f"the baseline is from another machine: {devices}")
         self._request.node.user_properties.append(("annot", decision.status))
         text = "\n".join(decision.sentences)
         if decision.status == "undecided":
@@ -271,11 +270,12 @@ def _other_machine(baseline: Baseline) -> str:
     return f"the baseline is from another machine: {'; '.join(differences)}" if differences else ""
 
 
-def _compared(before: Sequence[Digest], after: Sequence[Digest], limits: Limits) -> Comparison:
-    return compare(before, after, level=limits.level)
+def _decided(before: Sequence[Digest], after: Sequence[Digest], limits: Limits) -> tuple[Comparison, Decision]:
+    comparison = compare(before, after, level=limits.level)
+    return comparison, decide(comparison, above=limits.above, level=limits.level)
 
 
-def _are_same(before: Sequence[Digest], after: Sequence[Digest], limits: Limits) -> bool:
+def _are_equal(before: Sequence[Digest], after: Sequence[Digest], limits: Limits) -> bool:
     """Return whether runs are neither slower nor faster than others."""
-    comparisons = (_compared(*sides, limits) for sides in ((before, after), (after, before)))
-    return all(decide(each, above=limits.above, level=limits.level).status == "same" for each in comparisons)
+    sides = (before, after), (after, before)
+    return all(_decided(*each, limits)[1].status == "same" for each in sides)

@@ -70,6 +70,11 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it was not measured, a clause; empty: it was."""
 
+    @property
+    def is_faster(self) -> bool:
+        """Whether the whole interval is above 1, and the layer computes the same but for rounding."""
+        return self.low is not None and self.low > 1 and self.numbers != "differ"
+
 
 class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
     """A layer alone."""

@@ -19,6 +19,8 @@ from annot.trial.training import percent
 _COLUMNS: Final = ("Before", "After", "Speedup", "±", "Losses", "At most", "First steps", "Pays back", "Memory")
 _KEPT: Final = ("After", "Speedup", "±")
 """Columns that a narrow terminal has, too."""
+_WIDE: Final = 100
+"""Half the width of an interval that says nothing."""
 _MOST_CODE: Final = 3
 """Changes whose code is printed."""
 
@@ -102,7 +104,10 @@ def _speedup(row: Row) -> str:
 
 
 def _uncertainty(row: Row) -> str:
-    return "" if row.low is None or row.high is None else f"{(row.high - row.low) / 2:.2f}"
+    if row.low is None or row.high is None:
+        return ""
+    half = (row.high - row.low) / 2
+    return f"{half:.2f}" if half < _WIDE else "?"
 
 
 def _advice(answer: Answer) -> list[str]:

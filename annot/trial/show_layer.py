@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from annot.live.request import Difference
 from annot.report.columns import Formatted
 from annot.report.terminal.layout import fitted_table
 from annot.report.units import count, duration, printable, unit_for
@@ -32,7 +31,7 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:
     layers = "" if row.layers == 1 else f"{row.layers} layers like this, "
-    name = f"{row.path} {row.kind}" + (f" {row.inputs}" if row.inputs else "")
+    name = f"{row.path or 'the model'} {row.kind}" + (f" {row.inputs}" if row.inputs else "")
     if row.time_ns is None:
         return name
     passes = "forward and backward" if row.backward else "forward"
@@ -56,7 +55,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
     }
     kept = ("After", "Speedup", "Numbers")
     columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
-    labels = [Text(printable(gain.name), "bold" if gain.low is not None and gain.low > 1 else "") for gain in gains]
+    labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
     return fitted_table("Change", labels, columns, range(len(gains)), width)
 
 
@@ -72,12 +71,10 @@ def _numbers(gain: Gain) -> str:
     """The verdict about numbers, with the larger of both relative differences."""
     if gain.numbers in ("", "same bits"):
         return gain.numbers
-    relative = [_relative(difference) for difference in (gain.outputs, gain.gradients) if difference is not None]
-    return f"{gain.numbers}, {max(relative):.0e}" if relative else gain.numbers
-
-
-def _relative(difference: Difference) -> float:
-    return float("nan") if difference.relative is None else difference.relative
+    relative = [difference.relative for difference in (gain.outputs, gain.gradients) if difference is not None]
+    finite = [value for value in relative if value is not None]
+    size = "" if not relative else f", {max(finite):.0e}" if len(finite) == len(relative) else ", NaN"
+    return f"{gain.numbers}{size}"
 
 
 def _notes(row: LayerRow) -> list[str]:
@@ -92,9 +89,7 @@ def _notes(row: LayerRow) -> list[str]:
 
 def _end(answer: LayerAnswer) -> list[str]:
     """How to check the gains on the whole program, and the file that was written."""
-    names = dict.fromkeys(
-        gain.name for row in answer.layers for gain in row.gains if gain.low is not None and gain.low > 1
-    )
+    names = dict.fromkeys(gain.name for row in answer.layers for gain in row.gains if gain.is_faster)
     lines = []
     if names:
         command = shlex.join(answer.command)

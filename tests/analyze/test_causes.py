@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import polars as pl
 import pytest
-from planted_changes import Planted
-from shared_data import shared
+from edited_profiles import Planted, real
 
 from annot.analyze.comparison.causes import Cause, Kind, causes
 from annot.analyze.comparison.digest import digest
 from annot.attribution.nesting import Key
 from annot.profile import Profile
-from annot.runs.run import Run
 
 RESNET: Final = "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"
 LINEAR: Final = "kineto/more/param_linear.json.gz"
@@ -57,18 +52,7 @@ def base(name: str) -> Planted:
     if name == ON_CPU:
         profile = base(RESNET).profile
         return Planted(Profile.build(profile.meta, ranges=profile.ranges, marks=profile.marks))
-    if name == TRANSFORMER:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "transformer.sqlite"
-            path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "data" / name).read_bytes()))
-            return _read(path)
-    return _read(shared(name))
-
-
-def _read(path: Path) -> Planted:
-    source = Run(path).attribution.source
-    assert isinstance(source, Profile)
-    return Planted(source)
+    return Planted(real(name))
 
 
 Change = Callable[[Planted], Planted]

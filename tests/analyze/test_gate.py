@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from simulated_runs import simulated
 
+from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import Comparison, compare
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision, decide
@@ -101,6 +102,28 @@ def test_a_busy_machine_hides_no_layer() -> None:
     assert 1.15 < decision.rows["factor"][0] < 1.25
 
 
+def _layer_times(run: Digest, layer: str, factor: float) -> Digest:
+    node = run.nodes["layer"].to_list().index(layer)
+    of_layer = pl.when(pl.col("node") == node).then(factor).otherwise(1.0)
+    return replace(run, times=run.times.with_columns((pl.col("host_ns", "gpu_ns") * of_layer).cast(pl.Int64)))
+
+
+@pytest.mark.parametrize(("last", "status"), [(1.2, "slower"), (0.99, "undecided")])
+def test_a_layer_that_is_noisier_than_others_needs_an_interval_above_one(last: float, status: str) -> None:
+    """The p-value is small either way: the other layers, which give it most of its variance, hardly vary."""
+    random = np.random.default_rng(8)
+    a, b = ([simulated(random, layers=20, machine=0.01) for _ in range(5)] for _ in "ab")
+    noisy = [_layer_times(run, "net.5", factor) for run, factor in zip(b, (1.2, 1.2, 1.2, 1.2, last), strict=True)]
+    comparison = compare(a, noisy)
+    row = comparison.rows["layer"].to_list().index("net.5")
+    decision, shift = decide(comparison, above=1.05), comparison.evidence.shifts[row]
+    assert shift is not None
+    assert shift.p is not None
+    assert shift.p < 0.01 / 21
+    assert decision.status == status
+    assert decision.rows["layer"].to_list() == (["net.5"] if status == "slower" else [])
+
+
 def test_new_layers_count_once() -> None:
     """A layer is called otherwise and has a layer inside: its time is that of the layer that is gone."""
     run = simulated(np.random.default_rng(8), layers=12, machine=0)
@@ -139,12 +162,27 @@ def test_in_one_pair_a_layer_stands_out_from_the_changes_of_others() -> None:
 
 
 @pytest.mark.parametrize(("steps", "status"), [(9, "undecided"), (10, "slower")])
-def test_a_single_run_needs_steps(steps: int, status: str) -> None:
-    """A layer takes 60 % longer in one run against six: with few steps, hiccups may have done it."""
+@pytest.mark.parametrize("all_layers", [1.0, 0.75])
+def test_a_single_run_needs_steps(steps: int, status: str, all_layers: float) -> None:
+    """A layer takes 60 % longer in one run against six: with few steps, hiccups may have done it.
+
+    It does so, too, if all layers became faster, and the layer is slower only by its measured time.
+    """
     random = np.random.default_rng(8)
     a = [simulated(random, layers=12, steps=steps, machine=0.01) for _ in range(6)]
     b = simulated(random, slower=0.6, layer=5, layers=12, steps=steps, machine=0.01)
-    assert decide(compare(a, [b]), above=1.05).status == status
+    assert decide(compare(a, [_times_of(b, all_layers)]), above=1.05).status == status
+
+
+def test_a_limit_below_one_needs_no_evidence() -> None:
+    """Equal runs are not fast enough: that is no error, and has no cause."""
+    random = np.random.default_rng(8)
+    a, b = ([simulated(random, layers=12, machine=0.01) for _ in range(4)] for _ in "ab")
+    comparison = compare(a, b)
+    decisions = [decide(comparison, above=above) for above in (0.9, 0.8, 1.0)]
+    assert [(each.status, each.level) for each in decisions] == [("slower", None), ("slower", None), ("same", 0.01)]
+    assert not any("comparisons of equal runs" in sentence for sentence in decisions[0].sentences)
+    assert causes_of(comparison, decisions[0], a, b) == ()
 
 
 def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:

@@ -106,7 +106,7 @@ def test_rules_name_changes_that_exist() -> None:
         ("compile-blocks", _on_cpu("fc Linear"), "no block of layers is repeated"),
         ("compile-blocks", _on_cpu("h.0 Linear", "h.1 Linear"), "no block of layers is repeated"),
         ("compile-blocks", _on_cpu("h.0 Block", "h.0.fc Linear", "h.1 Block", "h.1.fc Linear"), ""),
-        ("compile-blocks", _on_cpu("h.0 Block", "h.0.fc Linear", "h.1 Other", "h.1.fc Linear"),
+        ("compile-blocks", _on_cpu("h.0 Block", "h.0.fc Linear", "h.1 Layer", "h.1.fc Linear"),
          "no block of layers is repeated"),
         ("compile-blocks", _on_cpu("h.0 Block", "h.0.fc Linear", "g.0 Block", "g.0.fc Linear"),
          "no block of layers is repeated"),

@@ -159,7 +159,7 @@ def test_damaged_files_count_as_absent(program: Program) -> None:
     path = keep(program, [FASTER])
     assert path is not None
     content, rng = path.read_bytes(), random.Random(7)
-    damages = [b"", b"{", b"[]", b"null", b"[" * 100_000, content[:-9], content.replace(b"1", b"2", 1)]
+    damages = [b"", b"{", b"[]", b"null", b'{"x": ' + b"[" * 100_000, content[:-9], content.replace(b"1", b"2", 1)]
     damages += [content.replace(b'"faster"', b'"great"'), content.replace(b"1.42", b'"x"'), b"\xff" * 99]
     damages.append(content + b" " * (1 << 18) + b"x")
     for _ in range(60):

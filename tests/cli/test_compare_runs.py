@@ -176,6 +176,8 @@ def test_runs_in_a_baseline_are_those_of_their_profiles(
         (["a", "b", "--store", "x"], "--store needs --baseline"),
         (["a", "b", "--level", "0"], "must be a number between 0 and 1"),
         (["a", "b", "--levle", "0.1"], "did you mean --level?"),
+        (["--runs", "a", "--", "b", "--fail-above", "1.05"], "--fail-above is behind --, where only runs are: options"),
+        (["a", "--", "b", "--all"], "--all is behind --"),
         (["--runs", "a", "--format", "html", "-o", "x.html", "--", "b"], "--format html shows two profiles, A and B"),
     ],
 )  # fmt: skip

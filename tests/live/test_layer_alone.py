@@ -119,6 +119,7 @@ def test_training_goes_on_with_the_same_bits_after_compilation() -> None:
     assert found[0].alternatives[0].first_ns > max(found[0].times_ns)
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_an_alternative_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(device: str) -> Any:
         raise RuntimeError("no kernel\nfor this")

@@ -133,6 +133,7 @@ def test_the_whole_model_is_a_layer(tmp_path: Path) -> None:
     assert [(times.path, times.kind) for times in result.layers] == [("Sequential", "Sequential")]
     assert result.layers[0].skipped == ""
     assert len(result.step_ns) == 6
+    assert result.window_ns
 
 
 @pytest.mark.slow
@@ -146,6 +147,7 @@ def test_the_time_of_layers_belongs_to_no_step(tmp_path: Path) -> None:
     assert sum(result.step_ns[2:]) < alone
 
 
+@pytest.mark.slow
 def test_the_program_ends_after_the_steps(tmp_path: Path) -> None:
     printed, result = run(tmp_path, TRAINING, layers("1"))
     assert len(printed.splitlines()) == 5

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +13,12 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 from commands import annot
+from edited_profiles import Planted, real
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from planted_changes import Planted
 from sqlite_profile import training
 
-from annot import load
 from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
@@ -50,10 +47,7 @@ SCHEMA: Final[Mapping[str, tuple[set[str], set[str]]]] = {
 @functools.cache
 def compared(factor: float) -> tuple[ComparisonTable, Decision]:
     """Return a comparison of runs of a training, in the second side of which one layer takes longer by a factor."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "transformer.sqlite"
-        path.write_bytes(gzip.decompress((DATA / "transformer.sqlite.gz").read_bytes()))
-        before = Planted(load(path))
+    before = Planted(real("transformer.sqlite.gz"))
     after = before.stretched(before.calls_of("head", "forward"), factor)
 
     def scaled(program: Planted, scale: float) -> Planted:

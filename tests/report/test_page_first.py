@@ -136,6 +136,8 @@ def test_further_advice_and_code(fresh: Page, tmp_path: Path) -> None:
     assert fresh.run("document.querySelector('.best pre').checkVisibility()") is False
     fresh.click(".best summary")
     assert fresh.text(".best pre") == run.advice["code"][0]
+    assert fresh.text(".best .try") == f"Try: {run.advice['trial'][0]}"
+    assert run.advice["trial"].null_count() == len(fresh.texts(".best pre")) - len(fresh.texts(".best .try"))
     assert fresh.texts(".advice li > strong") == run.advice["advice"][3:].to_list()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -184,6 +185,10 @@ META = json.loads(as_row(RUN)["meta"][0])
         (written(row_with(meta=pl.lit("[" * 100_000))), "must be a JSON object"),
         (written(row_with(meta=pl.lit(json.dumps(META | {"cpu": 5})))), "cpu in meta of a digest must be str, got 5"),
         (written(row_with(meta=pl.lit(json.dumps(META | {"devices": [5]})))), "devices in meta"),
+        (written(row_with(meta=pl.lit(json.dumps(META | {"parts": {"host": "5"}})))), "parts in meta"),
+        (written(row_with(meta=pl.lit(json.dumps(META | {"parts": {"?": 5.0}})))), "times of parts of a step"),
+        (written(row_with(meta=pl.lit(json.dumps(META | {"parts": {"host": math.inf}})))), "times of parts of a step"),
+        (written(row_with(meta=pl.lit(json.dumps(META | {"parts": {"host": -5.0}})))), "times of parts of a step"),
         (written(rows_with("times", node=99)), "node in times of a digest must be from -1 to"),
         (written(rows_with("times", step=-1)), "step in times of a digest must be from 0 to"),
         (written(rows_with("inputs", steps=6)), "steps in inputs of a digest must be from 1 to 5"),

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from commands import needs_recorder
 
-from annot.runs.baselines import list_baselines, origins
+from annot.runs.baselines import list_baselines, origins, sealed
 from annot.testing.gate import Limits, baseline_name
 
 pytest_plugins = ["pytester"]
@@ -167,12 +167,38 @@ def test_update_adds_the_same_and_replaces_the_changed(session: Run, pytester: p
 def test_baseline_of_another_machine_is_refused(session: Run, pytester: pytest.Pytester) -> None:
     session("--annot-update").assert_outcomes(passed=1)
     (path,) = (pytester.path / ".annot/baselines").glob("*.parquet")
-    meta = {"annot": json.dumps({"baseline": 1})}
-    pl.read_parquet(path).with_columns(cpu=pl.lit("Z80")).write_parquet(path, metadata=meta)
+    path.write_bytes(sealed(pl.read_parquet(path).with_columns(cpu=pl.lit("Z80"))))
     result = session()
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*the baseline is from another machine: cpu Z80, here *"])
     session("--annot-update").stdout.fnmatch_lines(["annot: replaced the baseline of *"])
+
+
+@pytest.mark.slow
+@needs_recorder
+def test_baseline_of_another_gpu_is_refused(session: Run, pytester: pytest.Pytester) -> None:
+    """Only the runs tell the GPU. Their digests get a name here, so that the test needs none."""
+    pytester.makeconftest(
+        """
+        import dataclasses
+        import os
+
+        import annot.testing.gate as gate
+
+        digest = gate.digest
+
+        def on_gpu(attribution):
+            run = digest(attribution)
+            return dataclasses.replace(run, meta=run.meta | {"devices": [os.environ["GPU"]]})
+
+        gate.digest = on_gpu
+        """
+    )
+    session("--annot-update", GPU="A100").assert_outcomes(passed=1)
+    session("--annot-require", GPU="A100").assert_outcomes(passed=1)
+    result = session(GPU="H100")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*the baseline is from another machine: the devices differ: A100 and H100*"])
 
 
 @pytest.mark.slow

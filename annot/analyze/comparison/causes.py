@@ -29,7 +29,8 @@ from annot.analyze.comparison.compare import Comparison
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.gate import Decision
 from annot.analyze.comparison.row_work import StepTimes, Timed, Work, self_times, step_parts, work_of_rows
-from annot.analyze.cpu_parts import COMPUTED, CPU_PARTS, GPU_PARTS
+from annot.analyze.comparison.rows import classes_of
+from annot.analyze.cpu_parts import COMPUTED, STEP_PARTS
 from annot.analyze.kernel_names import MATRIX, classify, patterns, short_name, short_names
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import COLLECTIVE_NAME
@@ -55,7 +56,6 @@ _LONGEST: Final = 48
 """Characters of the name of a kernel."""
 _WAITING: Final = ("data", "collective")
 """Phases in which a thread waits."""
-_PARTS: Final = {**CPU_PARTS, **GPU_PARTS}
 _FOR_CPU: Final = ("launch", "host")
 """Parts of a step in which the GPU waits for the CPU."""
 _WORKING: Final = ("tensor_cores", "kernels", "copies", *COMPUTED)
@@ -93,14 +93,32 @@ class _Clause:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The work of a row on both sides; of the step if `row` is None."""
+
+    row: Key | None
+    before: Work
+    after: Work
+
+    @property
+    def ns(self) -> float:
+        """The growth of the time (ns)."""
+        return self.after.ns - self.before.ns
+
+    def is_explained_by(self, factor: float) -> bool:
+        """Return whether a factor is at least half of the growth, of the logarithms of both."""
+        return math.log(factor) >= _HALF * math.log(max(self.after.ns, 1) / max(self.before.ns, 1))
+
+
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of both sides, the compared time, and the work of a whole run of each side."""
+    """The runs of both sides, the compared time, and the change of a whole run."""
 
     a: Sequence[Digest]
     b: Sequence[Digest]
     time: str
-    whole: tuple[Work, Work]
+    whole: _Change
 
     @property
     def on_gpu(self) -> bool:
@@ -129,12 +147,14 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes of what a decision found slower, or may have; none for other decisions.
 
+    There are none if b had to be faster: what is not faster takes no longer.
+
     Args:
         comparison: the comparison.
         decision: the decision about it.
         a, b: the compared runs.
     """
-    if decision.status not in ("slower", "undecided"):
+    if decision.status not in ("slower", "undecided") or decision.above < 1:
         return ()
     rows = decision.rows.select(KEY).rows() if comparison.by == "layer" else []
     step, decided = decision.step_slower or not rows, decision.status == "slower"
@@ -167,30 +187,25 @@ def causes(
         >>> cause.sentence
         'fc Linear forward: the same work takes longer'
     """
-    before = work_of_rows(a, [_class_of(row, 0) for row in rows], time)
-    after = work_of_rows(b, [_class_of(row, 1) for row in rows], time)
-    pairs = list(zip(before, after, strict=True))
-    runs = _Runs(a, b, time, pairs[-1])
-    of_rows = [_cause_of_row(row, *pair, runs) for row, pair in zip(rows, pairs, strict=False)]
-    every = [_cause_of_step(runs, pairs, of_rows), *of_rows] if step else of_rows
+    keys = [[(layer, classes_of(module)[side], phase) for layer, module, phase in rows] for side in (0, 1)]
+    before, after = work_of_rows(a, keys[0], time), work_of_rows(b, keys[1], time)
+    *changes, whole = map(_Change, [*rows, None], before, after)
+    runs = _Runs(a, b, time, whole)
+    of_rows = [_cause_of_row(change, runs) for change in changes]
+    every = [_cause_of_step(runs, changes, of_rows), *of_rows] if step else of_rows
     return tuple(every if decided else map(_undecided, every))
 
 
 def _undecided(cause: Cause) -> Cause:
     if cause.kind in ("work", "kernels"):
         return cause
-    return _cause("noise", cause.row, "noise", cause.evidence)
+    return _cause("noise", cause.row, cause.evidence)
 
 
-def _class_of(row: Key, side: int) -> Key:
-    """The key of a row on one side."""
-    layer, module, phase = row
-    before, _, after = module.partition(" → ")
-    return layer, (after or before) if side else before, phase
-
-
-def _cause(kind: Kind, row: Key | None, variant: str, evidence: Iterable[str]) -> Cause:
-    return Cause(kind=kind, row=row, sentence=f"{_name(row)}: {_texts().causes[variant]}", evidence=tuple(evidence))
+def _cause(kind: Kind, row: Key | None, evidence: Iterable[str], sentence: str = "") -> Cause:
+    """Return a cause. `sentence` is the key of its sentence; empty: that of its kind."""
+    text = f"{_name(row)}: {_texts().causes[sentence or kind]}"
+    return Cause(kind=kind, row=row, sentence=text, evidence=tuple(evidence))
 
 
 def _name(row: Key | None) -> str:
@@ -204,36 +219,30 @@ def _name(row: Key | None) -> str:
 # ------------------------------------------------------------------ rows
 
 
-def _cause_of_row(row: Key, before: Work, after: Work, runs: _Runs) -> Cause:
-    if row[2] in _WAITING:
-        return _cause("waits", row, "waits", [_part(named(row[0], row[1]), before.ns, after.ns)] if after.ns else [])
-    kind, evidence = _explained(row, before, after, runs)
-    if kind != "slower work":
-        return _cause(kind, row, kind, evidence)
+def _cause_of_row(change: _Change, runs: _Runs) -> Cause:
+    row, before, after = change.row, change.before, change.after
+    if row is not None and row[2] in _WAITING:
+        return _cause("waits", row, [_part(named(row[0], row[1]), before.ns, after.ns)] if after.ns else [])
+    kind, evidence = _explained(change, runs)
     own = {*before.calls, *after.calls}
     others = _quartiles([ratio for key, ratio in runs.ratios.items() if key not in own])
-    if not others:
-        return _cause(kind, row, "slower", evidence)
-    alike = math.log(others[1]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
+    if kind != "slower work" or not others:
+        return _cause(kind, row, evidence)
     shown = [*evidence, _say("others", factor=_factor(others[1]))]
-    if alike:
-        return _cause(kind, row, "alike", [*shown, *_machine(runs)])
+    if change.is_explained_by(others[1]):
+        return _cause(kind, row, [*shown, *_machine(runs)], "alike")
     hint = [_say("unrecorded")] if not (runs.on_gpu or after.activities) else []
-    return _cause(kind, row, "alone", [*shown, *hint])
+    return _cause(kind, row, [*shown, *hint], "alone")
 
 
-def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple[Kind, list[str]]:
+def _explained(change: _Change, runs: _Runs) -> tuple[Kind, list[str]]:
     """The kind of cause of the growth of some layers, and its evidence."""
-    if row is not None:
-        if not before.ns:
-            return "work", [_say("new")]
-        if (old := _class_of(row, 0)[1]) != (new := _class_of(row, 1)[1]):
-            return "work", [_say("class", a=old, b=new)]
-    if changed := _other_inputs(row, before, after):
+    if changed := _other_layer(change) or _other_inputs(change):
         return "work", changed
+    before, after = change.before, change.after
     clauses = [*_by_activity(before.activities, after.activities, runs)]
     if not runs.on_gpu:
-        clauses += _outside_activities(row, before, after)
+        clauses += _outside_activities(change)
     sums: dict[Kind, float] = defaultdict(float)
     for clause in clauses:
         sums[clause.kind] += clause.ns
@@ -246,26 +255,37 @@ def _explained(row: Key | None, before: Work, after: Work, runs: _Runs) -> tuple
     return kind, [clause.text for clause in shown][:_MOST]
 
 
-def _other_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
+def _other_layer(change: _Change) -> list[str]:
+    """What shows that a row is new, or has another class; empty: neither, or it is the step."""
+    if change.row is None:
+        return []
+    if not change.before.ns:
+        return [_say("new")]
+    old, new = classes_of(change.row[1])
+    return [_say("class", a=old, b=new)] if old != new else []
+
+
+def _other_inputs(change: _Change) -> list[str]:
     """What shows that other inputs make the calls longer; empty: they do not, or are unknown."""
-    growth = math.log(max(after.ns, 1) / max(before.ns, 1))
-    factors = {name: _ratio(getattr(before, name), getattr(after, name)) for name in ("flops", "elements")}
-    larger = {name: factor for name, factor in factors.items() if factor > 1 and math.log(factor) >= _HALF * growth}
-    changed = _changed_inputs(row, before, after)
+    factors = {
+        name: _ratio(getattr(change.before, name), getattr(change.after, name)) for name in ("flops", "elements")
+    }
+    larger = {name: factor for name, factor in factors.items() if factor > 1 and change.is_explained_by(factor)}
+    changed = _changed_inputs(change)
     # Inputs of about the same size do not explain a longer time, but another dtype or layout may.
     if not larger and (factors["elements"] != 1 or not changed):
         return []
     amounts = [_say(name, factor=_factor(factor)) for name, factor in larger.items()][:1]
-    return [*_other_calls(row, before, after), *changed, *amounts][:_MOST]
+    return [*_other_calls(change), *changed, *amounts][:_MOST]
 
 
 def _ratio(a: float, b: float) -> float:
     return b / a if a > 0 and b > 0 else 1.0
 
 
-def _changed_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
+def _changed_inputs(change: _Change) -> list[str]:
     """The layers whose most frequent inputs differ, if these are at least half of the calls with known inputs."""
-    sides = [_most_frequent(work) for work in (before, after)]
+    sides = [_most_frequent(work) for work in (change.before, change.after)]
     both = [layer for layer in sides[0] if layer in sides[1]]
     other = [layer for layer in both if sides[0][layer][0] != sides[1][layer][0]]
     calls = [sum(sides[0][layer][1] for layer in layers) for layers in (other, both)]
@@ -273,7 +293,7 @@ def _changed_inputs(row: Key | None, before: Work, after: Work) -> list[str]:
         return []
     layer = max(other, key=lambda layer: sides[0][layer][1])
     text = _say("inputs", a=sides[0][layer][0], b=sides[1][layer][0])
-    return [text if row is not None and row[0] == layer[0] else f"{layer[0] or MODEL}: {text}"]
+    return [text if change.row is not None and change.row[0] == layer[0] else f"{layer[0] or MODEL}: {text}"]
 
 
 def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
@@ -285,23 +305,24 @@ def _most_frequent(work: Work) -> dict[tuple[str, str], tuple[str, float]]:
     return {layer: item for layer, item in most.items() if item[1] > _HALF * sum(by_layer[layer].values())}
 
 
-def _other_calls(row: Key | None, before: Work, after: Work) -> list[str]:
+def _other_calls(change: _Change) -> list[str]:
     """The layers whose number of calls differs, the largest difference first."""
-    differences = {key: after.calls.get(key, 0) - before.calls.get(key, 0) for key in {**before.calls, **after.calls}}
-    changed = sorted((key for key, more in differences.items() if more), key=lambda key: (-abs(differences[key]), key))
-    texts = {
-        key: _say("calls", a=_count(before.calls.get(key, 0)), b=_count(after.calls.get(key, 0)))
-        for key in changed[:_NAMES]
-    }
-    return [text if key == row else f"{_name(key)}: {text}" for key, text in texts.items()]
+    before, after = change.before.calls, change.after.calls
+    counts = {key: (before.get(key, 0), after.get(key, 0)) for key in {**before, **after}}
+    changed = sorted(
+        (key for key, (a, b) in counts.items() if a != b), key=lambda key: (-abs(counts[key][1] - counts[key][0]), key)
+    )
+    texts = {key: _say("calls", a=_count(counts[key][0]), b=_count(counts[key][1])) for key in changed[:_NAMES]}
+    return [text if key == change.row else f"{_name(key)}: {text}" for key, text in texts.items()]
 
 
-def _outside_activities(row: Key | None, before: Work, after: Work) -> Iterator[_Clause]:
+def _outside_activities(change: _Change) -> Iterator[_Clause]:
     """The growth of CPU time outside recorded operations: further calls, and longer ones."""
+    before, after = change.before, change.after
     own_a, own_b = (max(work.ns - sum(ns for _, ns in work.activities.values()), 0.0) for work in (before, after))
     calls = _ratio(sum(before.calls.values()), sum(after.calls.values()))
     if calls != 1:
-        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(row, before, after)))
+        yield _Clause("work", own_a * (calls - 1), "; ".join(_other_calls(change)))
     where = "own" if after.activities else "calls_same"
     yield _Clause("slower work", own_b - own_a * calls, _times(where, own_a * calls, own_b))
 
@@ -323,15 +344,13 @@ def _by_activity(before: Timed, after: Timed, runs: _Runs) -> Iterator[_Clause]:
 def _further(kind: str, words: str, split: _Split, runs: _Runs) -> Iterator[_Clause]:
     """The growth by calls of only one side: other kernels for the same work, or a different number of calls."""
     (gone, gone_ns), (new, new_ns) = split.totals(split.gone), split.totals(split.new)
-    swapped = min(gone, new)
-    changed = new_ns - gone_ns
-    if swapped and kind not in MATRIX:
-        changed = swapped * (new_ns / new - gone_ns / gone)
+    swapped, changed = min(gone, new), 0.0
     if swapped:
+        changed = new_ns - gone_ns if kind in MATRIX else swapped * (new_ns / new - gone_ns / gone)
         # Another function is other work: aten::relu and aten::gelu, or the elementwise kernels of both.
         cause: Kind = "work" if _other_functions(kind, split, runs) else "kernels"
         yield _Clause(cause, changed, _replaced(split, changed, runs))
-    rest = new_ns - gone_ns - changed if swapped else new_ns - gone_ns
+    rest = new_ns - gone_ns - changed
     if rest:
         values = {"a": _count(split.calls[0]), "b": _count(split.calls[1]), "longer": short_time(max(rest, 0))}
         names = ", ".join(_longest(split.new or split.gone, short_names([*split.new, *split.gone])))
@@ -429,34 +448,29 @@ class _Split:
 # ------------------------------------------------------------------ the step and the machine
 
 
-def _cause_of_step(runs: _Runs, pairs: Sequence[tuple[Work, Work]], of_rows: Sequence[Cause]) -> Cause:
+def _cause_of_step(runs: _Runs, changes: Sequence[_Change], of_rows: Sequence[Cause]) -> Cause:
+    """The cause of a longer step: waits, else a row that has most of the growth, else the work of all layers."""
     if waits := _waits(step_parts(runs.a), step_parts(runs.b)):
-        evidence = [_part(_PARTS[part].name, *times) for part, times in waits.items()]
-        cpu = (
-            _quartiles([*runs.ratios_of("host_ns").values()])
-            if runs.on_gpu and not {*_FOR_CPU}.isdisjoint(waits)
-            else []
-        )
+        evidence = [_part(STEP_PARTS[part].name, *times) for part, times in waits.items()]
+        for_cpu = runs.on_gpu and not {*_FOR_CPU}.isdisjoint(waits)
+        cpu = _quartiles([*runs.ratios_of("host_ns").values()]) if for_cpu else []
         shown = [_say("on_cpu", factor=_factor(cpu[1]))] if cpu else []
-        return _cause("waits", None, "waits", [*evidence, *shown])
-    before, after = runs.whole
-    whole = after.ns - before.ns
-    grown = sorted(
-        ((b.ns - a.ns, cause) for (a, b), cause in zip(pairs, of_rows, strict=False)), key=lambda pair: -pair[0]
-    )
-    alike = all(cause.sentence.endswith(_texts().causes["alike"]) for _, cause in grown)
-    if grown and not alike and sum(ns for ns, _ in grown) >= _HALF * whole > 0:
-        ns, cause = grown[0]
-        text = _say("row", name=_name(cause.row), part=short_time(ns), whole=short_time(whole))
-        return _cause(cause.kind, None, "slower" if cause.kind == "slower work" else cause.kind, [text])
-    kind, evidence = _explained(None, before, after, runs)
+        return _cause("waits", None, [*evidence, *shown])
+    whole = runs.whole
+    grown = sorted(zip(changes, of_rows, strict=True), key=lambda pair: -pair[0].ns)
+    alike = all(cause.sentence.endswith(_texts().causes["alike"]) for cause in of_rows)
+    if grown and not alike and sum(change.ns for change, _ in grown) >= _HALF * whole.ns > 0:
+        change, cause = grown[0]
+        text = _say("row", name=_name(cause.row), part=short_time(change.ns), whole=short_time(whole.ns))
+        return _cause(cause.kind, None, [text])
+    kind, evidence = _explained(whole, runs)
     if kind != "slower work":
-        return _cause(kind, None, kind, evidence)
+        return _cause(kind, None, evidence)
     ratios = _quartiles([*runs.ratios.values()])
     spread = [_say("spread_out", low=_factor(ratios[0]), high=_factor(ratios[2]))] if ratios else []
-    alike = bool(ratios) and math.log(ratios[0]) >= _HALF * math.log(max(after.ns, 1) / max(before.ns, 1))
+    alike = bool(ratios) and whole.is_explained_by(ratios[0])
     machine = _machine(runs) if alike else ()
-    return _cause(kind, None, "all" if alike else "slower", [*evidence[:1], *spread, *machine])
+    return _cause(kind, None, [*evidence[:1], *spread, *machine], "all" if alike else kind)
 
 
 def _waits(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -504,7 +518,7 @@ def _machine(runs: _Runs) -> Iterator[str]:
 
 def _kernels_alike(runs: _Runs) -> Iterator[str]:
     """Whether matrix multiplications, which the clock bounds most, became as slow as other kernels."""
-    before, after = (work.activities for work in runs.whole)
+    before, after = runs.whole.before.activities, runs.whole.after.activities
     is_matrix = {name: classify(name).kind in MATRIX for name in before}
     splits = [
         _Split.of(before, after, (name for name in before if is_matrix[name] == which)) for which in (True, False)

@@ -76,11 +76,11 @@ def comparability(a: Sequence[Digest], b: Sequence[Digest]) -> Comparability:
     """
     if not a or not b:
         raise ValueError(f"a comparison needs runs on both sides, got {len(a)} and {len(b)}")
-    sides = Pair(a[0], b[0], "A", "B")
+    sides = Pair((a[0], b[0]), ("A", "B"))
     pairs = [sides]
     for letter, runs in (("A", a), ("B", b)):
-        first = f"{letter}1"
-        pairs += [Pair(runs[0], run, first, f"{letter}{number}") for number, run in enumerate(runs[1:], 2)]
+        others = enumerate(runs[1:], 2)
+        pairs += [Pair((runs[0], run), (f"{letter}1", f"{letter}{number}")) for number, run in others]
     reasons: dict[Kind, Reason] = {}
     for pair in pairs:
         for kind, check in _CHECKS.items():
@@ -92,8 +92,7 @@ def comparability(a: Sequence[Digest], b: Sequence[Digest]) -> Comparability:
 
 
 def _time(pair: Pair) -> Difference:
-    a, b = (run.meta["on_gpu"] for run in pair.runs)
-    return Difference("" if a == b else f"only {pair.names[0] if a else pair.names[1]} contains GPU activities")
+    return Difference(_in_one(pair, "on_gpu", "contains GPU activities"))
 
 
 def _device(pair: Pair) -> Difference:
@@ -142,9 +141,15 @@ def _notes(pair: Pair) -> Iterator[str]:
         yield cpus
     if threads := differ("the threads of CPU operations differ", *(_listed(run.meta["threads"]) for run in pair.runs)):
         yield threads
-    if a.meta["compiled"] != b.meta["compiled"]:
-        yield f"only {pair.names[0] if a.meta['compiled'] else pair.names[1]} runs compiled graphs"
+    if compiled := _in_one(pair, "compiled", "runs compiled graphs"):
+        yield compiled
     yield from programs.rare(pair)
+
+
+def _in_one(pair: Pair, fact: str, what: str) -> str:
+    """Describe a fact that is true of only one of the runs; empty: of both or none."""
+    names = [name for name, run in zip(pair.names, pair.runs, strict=True) if run.meta[fact]]
+    return f"only {names[0]} {what}" if len(names) == 1 else ""
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -152,22 +157,19 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _reservations(pair: Pair) -> Iterator[str]:
-    if a_or_b := [name for name, run in pair.named if run.meta["on_gpu"] and not run.meta["devices"]]:
-        yield f"{_subject(a_or_b)} not name {_its(a_or_b)} device"
-    if a_or_b := [name for name, run in pair.named if not programs.names_layers(run, pair)]:
-        yield f"{_subject(a_or_b)} not name layers, so only kernels tell whether the models are the same"
-    if a_or_b := [name for name, run in pair.named if not inputs.known(run)]:
-        yield f"{_subject(a_or_b)} not contain shapes, so other sizes and dtypes of inputs are not noticed"
+    named = list(zip(pair.names, pair.runs, strict=True))
+    if names := [name for name, run in named if run.meta["on_gpu"] and not run.meta["devices"]]:
+        yield f"{_subject(names)} not name {'its' if len(names) == 1 else 'their'} device"
+    if names := [name for name, run in named if not programs.names_layers(run, pair)]:
+        yield f"{_subject(names)} not name layers, so only kernels tell whether the models are the same"
+    if names := [name for name, run in named if not inputs.known(run)]:
+        yield f"{_subject(names)} not contain shapes, so other sizes and dtypes of inputs are not noticed"
     if not any(run.meta["step_count"] for run in pair.runs):
         yield "neither run has steps, so whole runs are compared"
 
 
 def _subject(names: Sequence[str]) -> str:
     return f"{names[0]} does" if len(names) == 1 else f"{names[0]} and {names[1]} do"
-
-
-def _its(names: Sequence[str]) -> str:
-    return "its" if len(names) == 1 else "their"
 
 
 _CHECKS: Final[dict[Kind, Callable[[Pair], Difference]]] = {

@@ -108,7 +108,8 @@ def compare(
     """
     if by not in SUBJECTS:
         raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
-    runs = _steadier(a, b)
+    # The times of the steps that vary least between runs of a side.
+    runs = min((Runs(a, b, fastest=share) for share in _FASTEST), key=_noise)
     if by in _OF_NAMES and not runs.on_gpu:
         raise ValueError(f"profiles without GPU activities cannot be compared by {by}")
     evidence = Evidence(runs.samples, runs.between_runs, level)
@@ -116,9 +117,7 @@ def compare(
     if whole is None:
         raise ValueError("neither profile contains times to compare")
     table, comparable = rows_of(runs, by, evidence), comparability(a, b)
-    folded = (
-        None if by != "layer" or folds is None else folded_layers(Runs(a, b, folds, fastest=runs.fastest), evidence)
-    )
+    folded = folded_layers(Runs(a, b, folds, fastest=runs.fastest), evidence) if by == "layer" and folds else None
     return Comparison(
         by=by,
         rows=table.rows,
@@ -136,12 +135,6 @@ def compare(
         own=table.own,
         folded=folded,
     )
-
-
-def _steadier(a: Sequence[Digest], b: Sequence[Digest]) -> Runs:
-    """The runs with the times of the steps that vary least between runs of a side."""
-    candidates = [Runs(a, b, fastest=share) for share in _FASTEST]
-    return min(candidates, key=_noise)
 
 
 def _noise(runs: Runs) -> float:

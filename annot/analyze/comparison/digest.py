@@ -6,11 +6,13 @@ A digest is small and independent of the profile, so that runs can be kept and c
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.cpu_parts import STEP_PARTS
 from annot.analyze.run_summary import usual_parts
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, known, self_times
@@ -46,8 +48,9 @@ _FACTS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("devices", "autocast", "threads"), (list,)),
     **dict.fromkeys(("step_kind", "steps_found_by"), (str, type(None))),
     "versions": (dict,),
+    "parts": (dict, type(None)),
 }
-_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str}
+_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str, "parts": float}
 """Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
@@ -65,7 +68,7 @@ class Digest:
             (number of selected steps, with the warm-up; 0: a run without steps), step_kind, steps_found_by, autocast
             (dtypes), compiled (whether layers run in compiled graphs), versions (by name), cpu (model), threads (of an
             operation on the CPU), cut (sentences about missing events), parts (see
-            `annot.analyze.run_summary.usual_parts`).
+            `annot.analyze.run_summary.usual_parts`; null: unknown).
         steps: a row per steady step by start: step (from 0), process (code), start_ns, step_ns (wall-clock time; null:
             unknown), data_ns (wait for data; null: unknown), gpu_ns and kernels (launched in the step).
         nodes: a row per node of the layer paths: parent (-1: none; comes before its children), layer, module, phase,
@@ -134,7 +137,7 @@ def from_row(row: pl.DataFrame) -> Digest:
 
 
 def _check_values(run: Digest) -> None:
-    """Raise ValueError if a value of the tables is impossible: a file can contain anything."""
+    """Raise ValueError if a value is impossible: a file can contain anything."""
     for name, schema in TABLES.items():
         table = getattr(run, name)
         for column in schema:
@@ -151,6 +154,9 @@ def _check_values(run: Digest) -> None:
         raise ValueError("parent in nodes of a digest must be a row above")
     if not run.steps.select((pl.col("step") == row).all()).item():
         raise ValueError("step in steps of a digest must be the row")
+    parts: dict[str, float] = run.meta.get("parts") or {}
+    if not all(name in STEP_PARTS and 0 <= ns < math.inf for name, ns in parts.items()):
+        raise ValueError(f"parts in meta of a digest must be times of parts of a step, got {str(parts)[:100]}")
 
 
 @once_for_each

@@ -84,16 +84,11 @@ class Evidence:
         if min(samples) <= 0:
             a, b = self.means(samples)
             return Shift(b / a, None, None, None) if min(a, b) > 0 else None
-        logarithms = [math.log(sample) for sample in samples]
-        estimate = shift(*self._sides(logarithms))
+        logarithms, p = [math.log(sample) for sample in samples], None
         error = math.sqrt(self._variance(logarithms) * self._scale) if self.freedom else None
-        low, high = self._interval(logarithms, estimate, error)
-        p = (
-            None
-            if error is None or not self.between_runs
-            else p_value(self._difference(logarithms), error, self.freedom)
-        )
-        return Shift(math.exp(estimate), low, high, p)
+        if error is not None and self.between_runs:
+            p = p_value(self._difference(logarithms), error, self.freedom)
+        return self._estimated(logarithms, error, p)
 
     def means(self, times: Times) -> tuple[float, float]:
         """Return the mean of the samples of each side."""
@@ -117,16 +112,14 @@ class Evidence:
         squares = (math.fsum((value - fmean(side)) ** 2 for value in side) for side in self._sides(values))
         return sum(squares) / self.freedom
 
-    def _interval(
-        self, logarithms: Sequence[float], estimate: float, error: float | None
-    ) -> tuple[float | None, float | None]:
-        exact = shift_interval(*self._sides(logarithms), self.level)
-        if exact is not None:
-            return _exp(exact[0]), _exp(exact[1])
-        if error is None:
-            return None, None
-        half = t_quantile(self.level, self.freedom) * error
-        return _exp(estimate - half), _exp(estimate + half)
+    def _estimated(self, logarithms: Sequence[float], error: float | None, p: float | None) -> Shift:
+        """The change of samples, with the exact interval, or that of a t distribution with a standard error."""
+        estimate, interval = shift(*self._sides(logarithms)), shift_interval(*self._sides(logarithms), self.level)
+        if interval is None and error is not None:
+            half = t_quantile(self.level, self.freedom) * error
+            interval = estimate - half, estimate + half, self.level
+        low, high = map(_exp, interval[:2]) if interval else (None, None)
+        return Shift(math.exp(estimate), low, high, p)
 
 
 class RowEvidence(Evidence):
@@ -201,8 +194,8 @@ class RowEvidence(Evidence):
 
     def _relative_change(self, samples: Times, others: Sequence[int]) -> Shift:
         values = self._relative(samples, others)
-        estimate, error = shift(*self._sides(values)), math.sqrt(self._moderated(values)[0]) if self.freedom else None
-        return Shift(math.exp(estimate), *self._interval(values, estimate, error), self._p(values, others))
+        error = math.sqrt(self._moderated(values)[0]) if self.freedom else None
+        return self._estimated(values, error, self._p(values, others))
 
     def _tested(self) -> list[int]:
         """The rows that variances are averaged over."""

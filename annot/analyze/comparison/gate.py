@@ -1,23 +1,24 @@
 """Whether a comparison shows that something became slower: the decision of a gate in CI.
 
 A row is slower if its time relative to the other layers of each run grew by more than the allowed factor, with a
-p-value that the procedure of Benjamini and Hochberg accepts at the error level. A busy machine slows all layers alike:
-only the time relative to other layers tells a slower layer from a slower machine. If the other layers became faster,
-the measured time of the row must grow, too. The times of a step and of everything are tested as measured. P-values are
-two-sided and only growth counts, so that rows have one half of the error level, and the step has the other: of
-comparisons of equal runs, at most the error level end with "slower".
+p-value that the procedure of Benjamini and Hochberg accepts at the error level, and with an interval above 1. A busy
+machine slows all layers alike: only the time relative to other layers tells a slower layer from a slower machine. If
+the other layers became faster, the measured time of the row must grow, too. The times of a step and of everything are
+tested as measured. P-values are two-sided and only growth counts, so that rows have one half of the error level, and
+the step has the other: of comparisons of equal runs, at most the error level end with "slower".
 
-A single run of a side does not tell slower code from a slower machine: a longer step leaves the decision open. With one
-run on each side, a layer is slower if its change stands out from those of the other layers.
+A single run of a side does not tell slower code from a slower machine: a longer step leaves the decision open. A layer
+is slower if it is so relative to the others, in enough steps of the single run. With one run on each side, its change
+must stand out from those of the other layers.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
@@ -28,6 +29,7 @@ from annot.analyze.comparison.rows import NAMES
 from annot.analyze.comparison.statistics import adjusted
 
 Status: TypeAlias = Literal["same", "slower", "undecided", "incomparable"]
+_Name = TypeVar("_Name", bound=Hashable)
 _COLUMNS: Final = dict.fromkeys(("regression_ns", "factor", "factor_low", "factor_high", "p"), pl.Float64)
 _NAMED: Final = 5
 """Most rows with a sentence."""
@@ -54,13 +56,15 @@ class Decision:
             relative to the other rows where these count; null: a new row), factor_low, factor_high, p (null: unknown)
             and regression_ns (growth of this time). The largest regression comes first.
         step_slower: whether the step or the total time became slower.
-        level: error level of the decision; None: unknown, as there is one run on each side.
+        above: the allowed factor.
+        level: error level of the decision; None: unknown, as there is one run on each side, or no evidence is needed.
         sentences: the reasons, without full stops. B is the second side.
     """
 
     status: Status
     rows: pl.DataFrame
     step_slower: bool
+    above: float
     level: float | None
     sentences: tuple[str, ...]
 
@@ -82,33 +86,33 @@ def decide(
     Raises:
         ValueError: the factor is not above 0, or the level is not between 0 and 1.
     """
-    if not above > 0:
-        raise ValueError(f"the allowed factor must be above 0, got {above:g}")
-    if not 0 < level < 1:
-        raise ValueError(f"the error level must be between 0 and 1, got {level:g}")
-    reasons = comparison.comparability.reasons
+    check_limits(above, level)
+    gate, reasons = _Gate(comparison, above, level, least_share), comparison.comparability.reasons
     if reasons and not force:
-        nothing = _Gate(comparison, above, level, least_share).table({})
-        return Decision("incomparable", nothing, False, None, tuple(reason.text for reason in reasons))
-    gate, between_runs = _Gate(comparison, above, level, least_share), comparison.evidence.between_runs
+        return Decision("incomparable", gate.table({}), False, above, None, tuple(reason.text for reason in reasons))
     places = gate.places()
-    rows = [gate.row_text(row, change) for row, (_, change) in places.items()]
-    totals = gate.totals(level) if min(comparison.runs) > 1 or above < 1 else []
-    status: Status
-    if rows or totals:
-        status, sentences = "slower", [*_shortened(rows), *totals]
-    else:
-        rows, totals = gate.doubtful_rows(), gate.totals(_DOUBTFUL * level if between_runs else None)
+    rows, totals = [gate.row_text(row, change) for row, (_, change) in places.items()], gate.slower_totals()
+    status: Status = "slower"
+    if not (rows or totals):
+        rows, totals = gate.doubtful_rows(), gate.doubtful_totals()
         status = "undecided" if rows or totals else "same"
-        sentences = [*_shortened(rows), *totals]
-    sentences += [gate.noise(), "" if between_runs and status == "same" else gate.error()]
+    sentences = [*_shortened(rows), *totals, gate.noise(), gate.error(status)]
     return Decision(
         status,
         gate.table(places),
         status == "slower" and bool(totals),
-        level if between_runs else None,
+        above,
+        level if comparison.evidence.between_runs and above >= 1 else None,
         tuple(filter(None, sentences)),
     )
+
+
+def check_limits(above: float, level: float) -> None:
+    """Raise ValueError if an allowed factor or an error level is out of range, see `decide`."""
+    if not above > 0:
+        raise ValueError(f"the allowed factor must be above 0, got {above:g}")
+    if not 0 < level < 1:
+        raise ValueError(f"the error level must be between 0 and 1, got {level:g}")
 
 
 def _shortened(texts: Sequence[str]) -> list[str]:
@@ -126,13 +130,18 @@ class _Gate:
         rows, shifts, shares = comparison.rows, comparison.evidence.shifts, comparison.evidence.shares
         apart = rows["fused"] if "fused" in rows.columns else pl.repeat(False, rows.height, eager=True)
         tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
-        faster = (each for each in self._total_changes().values() if each.factor < 1)
-        steps = self.comparison.steps or (1, 1)
-        alone = [count for count, runs in zip(steps, comparison.runs, strict=True) if runs == 1]
-        self._are_typical = not comparison.evidence.between_runs or all(count >= _STEPS for count in alone)
-        self._are_faster = any(each.p is None or each.p <= level for each in faster)
+        between_runs = comparison.evidence.between_runs
+        lone = [steps for steps, runs in zip(comparison.steps or (1, 1), comparison.runs, strict=True) if runs == 1]
+        self._measured_tell = not lone or above < 1
+        """Whether measured times tell slower code from a slower machine."""
+        self._relative_tell = not between_runs or all(steps >= _STEPS for steps in lone)
+        """Whether times relative to other rows tell slower code from hiccups."""
+        self.totals = _total_changes(comparison)
+        faster = (each for each in self.totals.values() if each.factor < 1)
+        self._may_be_faster = not between_runs or any(each.p is None or each.p <= level for each in faster)
+        """Whether everything else may have become faster; unknown with one run on each side."""
         self.shifts = {row: change for row in tested if (change := self._own(shifts[row])) is not None}
-        self.most = _largest_accepted([change.p for change in self.shifts.values()], level)
+        self.most = _largest_accepted(self.shifts, level)
         new, gone = (set((~apart & (rows["only_in"] == side).fill_null(False)).arg_true()) for side in "ba")
         self.new = new & set(tested) if self._sums(new)[1] > above * self._sums(gone)[0] else set[int]()
 
@@ -172,37 +181,36 @@ class _Gate:
         table = pl.DataFrame(changes, schema=_COLUMNS, orient="row")
         return self.comparison.rows[[*places]].drop("p").hstack(table)
 
+    def slower_totals(self) -> list[str]:
+        """Sentences about the total times that are slower."""
+        most = _largest_accepted(self.totals, self.level)
+        slower = {name: change for name, change in self.totals.items() if self._is_slower(change, most)}
+        return [self._text(name, change) for name, change in slower.items() if self._measured_tell]
+
+    def doubtful_totals(self) -> list[str]:
+        """Sentences about the total times that are longer without sufficient evidence."""
+        return [self._text(name, change) for name, change in self._doubtful(self.totals).items()]
+
     def doubtful_rows(self) -> list[str]:
         """Sentences about the rows that are longer without sufficient evidence, the largest factor first."""
-        between_runs = self.comparison.evidence.between_runs
-        most = _largest_accepted([change.p for change in self.shifts.values()], _DOUBTFUL * self.level)
-        rows = [
-            (row, change)
-            for row, change in self.shifts.items()
-            if self._exceeds(change) and (not between_runs or change.p is None or change.p <= most)
-        ]
-        return [self.row_text(row, change) for row, change in sorted(rows, key=lambda row: -row[1].factor)]
+        rows = sorted(self._doubtful(self.shifts).items(), key=lambda row: -row[1].factor)
+        return [self.row_text(row, change) for row, change in rows]
 
-    def totals(self, level: float | None) -> list[str]:
-        """Sentences about the total times that are slower at an error level; None: without evidence."""
-        changes = self._total_changes()
-        most = 1.0 if level is None else _largest_accepted([change.p for change in changes.values()], level)
-        return [
-            self._text(name, change)
+    def _doubtful(self, changes: Mapping[_Name, Shift]) -> dict[_Name, Shift]:
+        between_runs, most = self.comparison.evidence.between_runs, _largest_accepted(changes, _DOUBTFUL * self.level)
+        return {
+            name: change
             for name, change in changes.items()
-            if self._exceeds(change) and (level is None or self._is_slower(change, most))
-        ]
+            if self._exceeds(change) and (not between_runs or change.p is None or change.p <= most)
+        }
 
-    def _total_changes(self) -> dict[str, Shift]:
-        whole = "all GPU time" if self.comparison.time == "gpu_ns" else "all host time"
-        totals = {"a step": self.comparison.step_time, whole: self.comparison.whole}
-        return {name: change for name, numbers in totals.items() if (change := _change_of(numbers)) is not None}
-
-    def error(self) -> str:
-        """A sentence about the error level of the decision."""
+    def error(self, status: Status) -> str:
+        """A sentence about the error level of a decision."""
         evidence = self.comparison.evidence
         if not evidence.between_runs:
             return _ONE_PAIR
+        if status == "same" or self.above < 1:
+            return ""
         text = f"of comparisons of equal runs, at most {100 * self.level:.2g}% end as slower"
         if evidence.is_exact:
             return text
@@ -213,7 +221,7 @@ class _Gate:
         """A sentence about what the runs cannot show; empty: they show a growth by the allowed factor."""
         if not self.comparison.evidence.between_runs:
             return ""
-        for name, change in self._total_changes().items():
+        for name, change in self.totals.items():
             if change.low is None or change.high is None:
                 continue
             visible = math.sqrt(change.high / max(change.low, sys.float_info.min))
@@ -238,7 +246,14 @@ class _Gate:
         return f"{name} takes {change.factor:.3f} times as long in B" + (f" ({', '.join(notes)})" if notes else "")
 
     def _is_slower(self, change: Shift, most: float) -> bool:
-        return self._exceeds(change) and (self.above < 1 or (change.p is not None and change.p <= most))
+        """Whether a time grew, with evidence.
+
+        The variance behind a p-value is mostly that of other rows. The interval has the noise of this row alone, and
+        must show the growth, too.
+        """
+        if not self._exceeds(change) or self.above < 1:
+            return self._exceeds(change)
+        return change.p is not None and change.p <= most and (change.low is None or change.low > 1)
 
     def _exceeds(self, change: Shift) -> bool:
         """Whether a time grew by more than the allowed factor."""
@@ -247,21 +262,29 @@ class _Gate:
     def _own(self, change: Shift | None) -> Shift | None:
         """The change of a row that counts: the relative one, unless others became faster and it grew less as measured.
 
-        With one run on each side it is unknown whether others became faster.
+        It has no p-value if the runs of a side are too few to tell.
         """
         if change is None or self.above < 1:
             return change
-        if change.relative is None:  # as the totals
-            return change if min(self.comparison.runs) > 1 else replace(change, p=None)
-        relative = replace(change.relative, p=change.p if self._are_typical else None)
-        uncertain = self._are_faster or not self.comparison.evidence.between_runs
-        return change if uncertain and change.factor < relative.factor else relative
+        counted, tells = change, self._measured_tell
+        if change.relative is not None:
+            tells = self._relative_tell
+            if not (self._may_be_faster and change.factor < change.relative.factor):
+                counted = replace(change.relative, p=change.p)
+        return counted if tells else replace(counted, p=None)
 
 
-def _largest_accepted(p_values: Iterable[float | None], level: float) -> float:
+def _largest_accepted(changes: Mapping[_Name, Shift], level: float) -> float:
     """The largest p-value that is evidence at an error level; below 0: none is."""
-    known = [p for p in p_values if p is not None]
+    known = [change.p for change in changes.values() if change.p is not None]
     return max((p for p, least in zip(known, adjusted(known), strict=True) if least <= level), default=-1.0)
+
+
+def _total_changes(comparison: Comparison) -> dict[str, Shift]:
+    """The changes of the step and of everything by name."""
+    whole = "all GPU time" if comparison.time == "gpu_ns" else "all host time"
+    totals = {"a step": comparison.step_time, whole: comparison.whole}
+    return {name: change for name, numbers in totals.items() if (change := _change_of(numbers)) is not None}
 
 
 def _change_of(numbers: Mapping[str, Any] | None) -> Shift | None:

@@ -13,6 +13,7 @@ import polars as pl
 
 from annot.analyze.comparison.digest import Digest
 from annot.analyze.comparison.pairs import Difference, Pair, differ_by_step, is_rarer, layers_by_step
+from annot.analyze.comparison.row_work import elements
 from annot.labels.tag import AROUND
 from annot.util.weak_keys import once_for_each
 
@@ -112,7 +113,7 @@ def _other_sizes(pair: Pair) -> Difference:
 
 
 def _elements_by_step(texts: Mapping[str, int]) -> list[float]:
-    return [float(_elements(text)) for text, steps in texts.items() for _ in range(steps)]
+    return [float(elements(text)) for text, steps in texts.items() for _ in range(steps)]
 
 
 def _fixed_sizes(texts: Collection[str]) -> dict[tuple[int, int], str]:
@@ -138,12 +139,12 @@ def _described(pair: Pair, what: str, apart: list[tuple[Layer, str, str]]) -> Di
 
 
 def _times(pair: Pair) -> pl.DataFrame:
-    return layers_by_step(pair.a).group_by("name", "phase").agg(pl.col(pair.time).sum())
+    return layers_by_step(pair.runs[0]).group_by("name", "phase").agg(pl.col(pair.time).sum())
 
 
 def _shared(pair: Pair) -> Iterator[tuple[Layer, tuple[_Calls, _Calls]]]:
     """Yield the layers with calls in both runs."""
-    a, b = _calls(pair.a), _calls(pair.b)
+    a, b = map(_calls, pair.runs)
     for layer in a.keys() & b.keys():
         yield layer, (a[layer], b[layer])
 
@@ -190,14 +191,3 @@ def _dtypes(text: str) -> str:
     """Return the dtypes; empty: one is unknown."""
     kinds = [dtype for _, dtype in _TENSOR.findall(text)]
     return " ".join(kinds) if all(kinds) else ""
-
-
-def _elements(text: str) -> int:
-    """Return the number of elements of all tensors."""
-    total = 0
-    for sizes, _ in _TENSOR.findall(text):
-        product = 1
-        for size in filter(None, sizes.split(",")):
-            product *= int(size) if size.isdecimal() else 1
-        total += product
-    return total

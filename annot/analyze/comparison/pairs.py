@@ -35,25 +35,8 @@ class Difference:
 class Pair:
     """Two runs with their names in sentences, such as A and B."""
 
-    a: Digest
-    b: Digest
-    name_a: str
-    name_b: str
-
-    @property
-    def runs(self) -> tuple[Digest, Digest]:
-        """Both runs."""
-        return self.a, self.b
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The names of both runs."""
-        return self.name_a, self.name_b
-
-    @property
-    def named(self) -> tuple[tuple[str, Digest], tuple[str, Digest]]:
-        """Name and run of both."""
-        return (self.name_a, self.a), (self.name_b, self.b)
+    runs: tuple[Digest, Digest]
+    names: tuple[str, str]
 
     @property
     def per_step(self) -> bool:

@@ -59,8 +59,8 @@ def _in_fewer_steps(pair: Pair) -> Difference:
         return Difference()
     row = rows.row(0, named=True)
     counts = [f"{row[f'steps{of}']:,} of {row[f'of{of}']:,}" for of in ("", "_b")]
-    words = f"{counts[0]} steps of {pair.name_a} and in {counts[1]} of {pair.name_b}"
-    return Difference(f"{_name(row)} runs in {words}", int(rows["ns"].sum()) / max(_whole(pair.a, pair.time), 1))
+    words = f"{counts[0]} steps of {pair.names[0]} and in {counts[1]} of {pair.names[1]}"
+    return Difference(f"{_name(row)} runs in {words}", int(rows["ns"].sum()) / max(_whole(pair.runs[0], pair.time), 1))
 
 
 def _is_rarer_than_always(steps: int, of: int, others: int, of_others: int) -> bool:
@@ -139,7 +139,7 @@ def kernels(pair: Pair) -> Difference:
         return Difference()
     sides = [run.kernels.group_by("name").agg(pl.col("calls").sum(), ns=pl.col("gpu_ns").sum()) for run in pair.runs]
     clauses, shares = [], []
-    for name, mine, other in ((pair.name_a, sides[0], sides[1]), (pair.name_b, sides[1], sides[0])):
+    for name, mine, other in zip(pair.names, sides, reversed(sides), strict=True):
         alone = mine.join(other, on="name", how="anti").sort("ns", "name", descending=[True, False])
         share = int(alone["ns"].sum()) / max(int(mine["ns"].sum()), 1)
         if share > _LEAST:
@@ -174,7 +174,7 @@ def _longer_kernels(pair: Pair, sides: Sequence[pl.DataFrame]) -> Difference:
     factor = max(means) / max(min(means), 1)
     if factor < _CLOCK or any(run.inputs["text"].count() for run in pair.runs):
         return Difference()
-    longer = pair.name_a if means[0] > means[1] else pair.name_b
+    longer = pair.names[0 if means[0] > means[1] else 1]
     words = f"without layers and shapes, kernels of the same names that take {factor:,.3g} times as long in {longer}"
     return Difference(f"{words} are those of another model")
 
@@ -185,7 +185,7 @@ def calls(pair: Pair) -> Difference:
     rows = sides[0].join(sides[1], on=_LAYER, suffix="_b").sort("ns", *_LAYER, descending=[True, False, False])
     other = [differ_by_step(a, b) for a, b in rows.select("calls", "calls_b").iter_rows()]
     apart = rows.filter(pl.Series(other, dtype=pl.Boolean))
-    share = int(apart["ns"].sum()) / max(_whole(pair.a, pair.time), 1)
+    share = int(apart["ns"].sum()) / max(_whole(pair.runs[0], pair.time), 1)
     if apart.is_empty() or share <= (_SMALL if pair.per_step else _LEAST):
         return Difference()
     row = apart.row(0, named=True)

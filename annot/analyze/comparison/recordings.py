@@ -21,8 +21,9 @@ _EMPTY: Final = 0.1
 
 def truncated(pair: Pair) -> Difference:
     """Return which events a recording lacks: as its profile shows, or as the other run shows."""
-    if cut := [f"{name}: {run.meta['cut'].rstrip('.')}" for name, run in pair.named if run.meta["cut"]]:
-        return Difference("; ".join(cut))
+    cuts = zip(pair.names, (run.meta["cut"] for run in pair.runs), strict=True)
+    if cut := "; ".join(f"{name}: {sentence.rstrip('.')}" for name, sentence in cuts if sentence):
+        return Difference(cut)
     if pair.per_step and (empty := _empty_steps(pair)):
         return empty
     if pair.time != "gpu_ns":
@@ -52,7 +53,7 @@ def _uneven_steps(pair: Pair) -> Difference:
     shares = [_uneven(run) for run in pair.runs]
     if abs(shares[0] - shares[1]) <= _MOST:
         return Difference()
-    name = pair.name_a if shares[0] > shares[1] else pair.name_b
+    name = pair.names[0 if shares[0] > shares[1] else 1]
     return Difference(f"only in {name}, layers have another number of kernels in each step: its recording lost some")
 
 

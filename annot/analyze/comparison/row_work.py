@@ -53,7 +53,7 @@ class Work:
     @cached_property
     def elements(self) -> float:
         """Number of elements in the inputs of all calls."""
-        return sum(calls * _elements(text) for (_, text, _), calls in self.inputs.items())
+        return sum(calls * elements(text) for (_, text, _), calls in self.inputs.items())
 
 
 def work_of_rows(runs: Sequence[Digest], rows: Sequence[Key], time: str) -> list[Work]:
@@ -185,7 +185,15 @@ def _flops(call: Call) -> int:
     return 0 if work is None else min(max(work.flops, 0), _LARGEST)
 
 
-def _elements(text: str) -> int:
+def elements(text: str) -> int:
+    """Return the number of elements of all tensors in a text in the format of `annot.labels.tag`.
+
+    A size that is unknown counts as 1.
+
+    Example:
+        >>> elements("[4,8]f32 [8]f32")
+        40
+    """
     tag = parse(f"layer {text} |fwd")
     shapes = () if tag is None else (tensor.shape for tensor in tag.tensors)
     return min(sum(math.prod(1 if size is None else size for size in shape) for shape in shapes), _LARGEST)

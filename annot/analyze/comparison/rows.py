@@ -13,7 +13,7 @@ import polars as pl
 from annot.analyze.comparison.evidence import Evidence, RowEvidence, Shift
 from annot.analyze.comparison.fused import fused_layers
 from annot.analyze.comparison.nesting import Nesting, Times
-from annot.analyze.comparison.runs import Runs, Subject, fold
+from annot.analyze.comparison.runs import Runs, Subject, fold, summed
 from annot.attribution.column_ops import NONE
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import modules_of_keys
@@ -86,7 +86,7 @@ def folded_layers(runs: Runs, evidence: Evidence) -> pl.DataFrame:
     rows, folded = _layers(runs, evidence).rows, []
     counts = [Counter(fold((*layer, ""), of)[:2] for layer in of) for of in runs.folds]
     for layer, module in rows.select("layer", "module").iter_rows():
-        before, after = _classes(module)
+        before, after = classes_of(module)
         folded.append(max(counts[0][layer, before], counts[1][layer, after]) or None)
     return rows.with_columns(folded=pl.Series(folded, dtype=pl.Int64))
 
@@ -110,7 +110,7 @@ def _nested(
     nesting = Nesting([places.get(row, NONE) for row in of_node], runs.nodes.parents)
     samples = [times.samples[row] for row in order]
     kept = {places[row] for row in places if row not in apart}
-    of_rows = own.summed(nesting.nearest(kept), len(order)).samples
+    of_rows = summed(own.samples, nesting.nearest(kept), len(order))
     groups = [tuple(_NUMBERED.sub("#", part) for part in names[row]) for row in order]
     changes = RowEvidence(evidence, samples, of_rows, nesting.inside_each(), groups, runs.whole.samples[0])
     rows = _frame(by, [(names[row], *runs.sides(times.means[row])) for row in order], changes, runs)
@@ -175,8 +175,13 @@ def _renamed(a: set[Key], b: set[Key]) -> dict[Key, Key]:
     return renamed
 
 
-def _classes(module: str) -> tuple[str, str]:
-    """The class of a layer in both runs: ``A → B`` if it changed."""
+def classes_of(module: str) -> tuple[str, str]:
+    """Return the class of a layer on both sides: ``A → B`` if it changed.
+
+    Example:
+        >>> classes_of("Linear → LoRA"), classes_of("Linear")
+        (('Linear', 'LoRA'), ('Linear', 'Linear'))
+    """
     before, _, after = module.partition(" → ")
     return before, after or before
 
@@ -225,7 +230,7 @@ def _add_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataF
     """Add the kernels that the layer itself launches in only one of the runs."""
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
-        before, after = _classes(module)
+        before, after = classes_of(module)
         in_a, in_b = of_a.get((layer, before, phase), set()), of_b.get((layer, after, phase), set())
         gone.append(sorted(in_a - in_b))
         new.append(sorted(in_b - in_a))

@@ -45,17 +45,13 @@ class Measured:
     means: list[Times]
     samples: list[Times]
 
-    def summed(self, groups: Sequence[int], number: int) -> Measured:
-        """Return the sums of each group (-1: none) below a number."""
-        return Measured(*(_summed(columns, groups, number) for columns in (self.means, self.samples)))
-
     def inclusive(self, nodes: Nodes, groups: Sequence[int], number: int) -> Measured:
         """Return the sums of nodes and the nodes inside by group; a group inside itself counts once."""
         counted = [
             group if is_outermost else NONE for group, is_outermost in zip(groups, nodes.outermost(groups), strict=True)
         ]
         return Measured(
-            *(_summed(_folded_up(columns, nodes.parents), counted, number) for columns in (self.means, self.samples))
+            *(summed(_folded_up(columns, nodes.parents), counted, number) for columns in (self.means, self.samples))
         )
 
 
@@ -69,7 +65,13 @@ def _folded_up(values: Sequence[Times], parents: Sequence[int]) -> list[Times]:
     return list(zip(*columns, strict=True))
 
 
-def _summed(values: Sequence[Times], groups: Sequence[int], number: int) -> list[Times]:
+def summed(values: Sequence[Times], groups: Sequence[int], number: int) -> list[Times]:
+    """Return the sums of each group (-1: none) below a number.
+
+    Example:
+        >>> summed([(1, 2), (3, 4), (5, 6)], [0, -1, 0], 1)
+        [(6.0, 8.0)]
+    """
     columns = []
     for column in zip(*values, strict=True):
         sums = [0.0] * number

@@ -36,10 +36,11 @@ export function adviceCards(run, advice) {
   return list('ol.best', items);
 }
 
+// The code, and below it the command that measures the gain, and what it measured before.
 function code(item) {
-  const trial = known(item.trial) ? `\n${item.trial}      # measures the gain` : '';
   return [
-    h('pre', {tabindex: '0'}, h('code', item.code + trial)),
-    known(item.tried) && h('p', `Tried: ${item.tried}.`),
+    h('pre', {tabindex: '0'}, h('code', item.code)),
+    known(item.trial) && h('p.try', 'Try: ', h('code', item.trial)),
+    known(item.tried) && h('p.tried', `Tried: ${item.tried}.`),
   ];
 }

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
+from annot.analyze.cpu_parts import STEP_PARTS
 from annot.analyze.peaks import Peaks
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.work.layer_work import not_counted
@@ -189,8 +189,7 @@ def _rows_table(
 
 def _item(row: Mapping[str, Any], units: str) -> str:
     """The name of an item of the summary; parts of the step have the same names as in sentences."""
-    step_parts = {**GPU_PARTS, **CPU_PARTS}
-    item = step_parts[row["item"]].name if row["section"] == "time" and row["item"] in step_parts else row["item"]
+    item = STEP_PARTS[row["item"]].name if row["section"] == "time" and row["item"] in STEP_PARTS else row["item"]
     return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
 
 

@@ -156,10 +156,42 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
     assert (rule in advice_on(speaks)) == (rule != "cudnn_benchmark")
 
 
+_COMPILED = ("compile", "compile-blocks")
+CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "data_loading": (("workers",), ("prefetch", "cache")),
+    "synchronous_copies": ((), ("steps-per-execution",)),
+    "pageable_copies": (("pinned",), ("prefetch",)),
+    "host_copies": ((), ("prefetch",)),
+    "cuda_graphs": (("compile-reduce-overhead", "cuda-graphs"), ("jit",)),
+    "host_bound": ((*_COMPILED, "compile-reduce-overhead", "cuda-graphs"), ("steps-per-execution", "no-eager")),
+    "short_kernels": ((*_COMPILED, "compile-reduce-overhead"), ("jit",)),
+    "mixed_precision": (("bf16", "tf32"), ("mixed-bf16",)),
+    "channels_last": (("channels-last",), ()),
+    "cudnn_benchmark": (("cudnn-benchmark",), ()),
+    "fusion": (_COMPILED, ("jit",)),
+    "optimizer": (("fused", "foreach"), ("jit",)),
+}
+"""Changes of PyTorch and of Keras that rules name. Other rules name none."""
+
+
+@pytest.mark.parametrize("rule", set(CASES) - {"coverage"})
+def test_rules_name_the_changes_of_the_framework(rule: str) -> None:
+    of_torch, of_keras = CHANGES.get(rule, ((), ()))
+    speaks = replace(CASES[rule][0])
+    assert advice_on(speaks)[rule].changes == of_torch
+    speaks.text = speaks.text.replace("net.", "net/")
+    if rule != "cudnn_benchmark":
+        assert advice_on(speaks)[rule].changes == of_keras
+
+
 @pytest.mark.parametrize(("devices", "dtype"), [([], "bfloat16"), ([V100], "float16")])
 def test_keras_gets_a_policy_of_the_dtype_that_the_device_has(devices: list[dict[str, object]], dtype: str) -> None:
     run = Run([(SINGLE, 900)], text="net/a Dense [64,1024]f32 |fwd", meta={"devices": devices})
-    assert advice_on(run)["mixed_precision"].code == f'keras.mixed_precision.set_global_policy("mixed_{dtype}")'
+    said = advice_on(run)["mixed_precision"]
+    assert said.code == f'keras.mixed_precision.set_global_policy("mixed_{dtype}")'
+    assert said.changes == ("mixed-bf16" if dtype == "bfloat16" else "mixed-fp16",)
+    in_torch = advice_on(replace(run, text="net.a Linear [64,1024]f32 |fwd"))["mixed_precision"]
+    assert in_torch.changes == (("bf16", "tf32") if dtype == "bfloat16" else ("fp16",))
 
 
 @pytest.mark.parametrize(
@@ -296,6 +328,7 @@ def test_programs_without_a_framework_get_cuda_calls(kernel: str, text: str, cod
     assert code in said["host_bound"].code
     of_pytorch = [advice.rule for advice in said.values() if "torch" in advice.code or "Loader" in advice.code]
     assert bool(of_pytorch) == (code == "torch.compile")
+    assert any(advice.changes for advice in said.values()) == (code == "torch.compile")
 
 
 def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
