@@ -76,6 +76,14 @@ def test_a_run_without_a_result_is_told_in_words(tmp_path: Path) -> None:
         MeasuredRun(command=["no-such-command"], request=isolated.request, log=tmp_path / "log.txt").run()
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b'{"step_ns": 3}', b"\xff"])
+def test_an_incomplete_result_counts_as_absent(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    assert read_result(path) is None
+    assert read_result(tmp_path / "absent.json") is None
+
+
 @pytest.mark.parametrize("before", [None, "/opt/modules"])
 def test_children_do_not_inherit_the_request(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANNOT_TRY", "{}")
