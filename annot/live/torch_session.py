@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.optim import Optimizer
@@ -36,6 +36,11 @@ from annot.torch.internals import current_node, is_compiling, is_tracing
 from annot.torch.module_paths import is_keras
 from annot.torch.optimizer import wrap_closure
 
+_SKIPPED: Final = (
+    *("annot.emit.guard", "annot.emit.patches"),
+    *("annot.live.session", "annot.live.torch_amp", "annot.live.torch_session"),
+)
+"""Modules whose functions torch.compile would compile after a graph break."""
 Backward = Callable[[Callable[..., Any], Any], Any]
 
 
@@ -182,7 +187,7 @@ class TorchSession(Session):
     def _meet(self, model: torch.nn.Module) -> None:
         """Apply the changes of models, and wrap the calls of a model."""
         self._models = [*(reference for reference in self._models if reference() is not None), weakref.ref(model)]
-        dynamo.skip_own_code()  # after a graph break, torch.compile would compile it
+        dynamo.skip_modules(_SKIPPED)
         for name, change in self._on_model:
             self.try_change(name, change, model)
         inner = vars(model).get("_compiled_call_impl") or model._call_impl

@@ -29,11 +29,7 @@ _frames: Any = internal("torch._C._dynamo.eval_frame")
 set_callback: Callable[[Any], Any] = internal("torch._C._dynamo.eval_frame.set_eval_frame")
 """Set the function that torch.compile calls for each new frame of this thread, or None. Returns the previous one."""
 
-_OWN: Final = (
-    *("annot.dispatch.", "annot.emit.", "annot.keras.", "annot.labels.", "annot.torch.", "annot.util."),
-    *("annot.live.session.", "annot.live.torch_amp.", "annot.live.torch_session."),
-)
-"""Beginnings of the names of modules whose functions run inside compiled code, each with a dot at its end."""
+_OWN: Final = ("annot.dispatch.", "annot.emit.", "annot.keras.", "annot.labels.", "annot.torch.", "annot.util.")
 _NO_MARKS: Final = (
     "PyTorch {} differs from the releases that annot supports: torch.compile also compiles functions of annot, "
     "and compiled modules may run without ranges"
@@ -67,12 +63,17 @@ def skip_all(function: F) -> F:
 @functools.cache
 def skip_own_code() -> None:
     """Make torch.compile skip the functions of annot that are loaded and may run inside compiled code."""
+    skip_modules(name for name in list(sys.modules) if f"{name}.".startswith(_OWN))
+
+
+def skip_modules(names: Iterable[str]) -> None:
+    """Make torch.compile skip the functions of modules of annot, if they are loaded."""
     skip_all(guard.attempt)  # it calls only functions of annot
-    for name, module in list(sys.modules.items()):
-        if f"{name}.".startswith(_OWN):
-            for code in _codes_of(vars(module).values(), name):
-                if id(code) not in _with_callees:
-                    _skip_code(code)
+    for name in names:
+        module = sys.modules.get(name)
+        for code in _codes_of(vars(module).values(), name) if module is not None else ():
+            if id(code) not in _with_callees:
+                _skip_code(code)
 
 
 def _codes_of(values: Iterable[Any], module: str) -> Iterator[CodeType]:
