@@ -84,7 +84,7 @@ def check_sides(args: argparse.Namespace) -> None:
         if getattr(args, option) and form != needed:
             raise output.UsageError(f"--{option} needs {_FORMS[needed]}")
     before, behind, commands = len(args.profiles), args.words_after or (), _commands(args)
-    options = [word for word in behind if word.startswith("-") and not Path(word).exists()]
+    options = [word for word in behind if word.startswith("-") and word != "--" and not Path(word).exists()]
     if form != "repeat" and options:
         raise output.UsageError(f"{options[0]} is behind --, where only runs are: options go before --")
     if form == "runs" and not (before and behind):

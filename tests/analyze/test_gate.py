@@ -108,12 +108,15 @@ def _layer_times(run: Digest, layer: str, factor: float) -> Digest:
     return replace(run, times=run.times.with_columns((pl.col("host_ns", "gpu_ns") * of_layer).cast(pl.Int64)))
 
 
-@pytest.mark.parametrize(("last", "status"), [(1.2, "slower"), (0.99, "undecided")])
-def test_a_layer_that_is_noisier_than_others_needs_an_interval_above_one(last: float, status: str) -> None:
+@pytest.mark.parametrize(("number", "last", "status"), [
+    (5, 1.2, "slower"), (5, 0.99, "undecided"),
+    (3, 1.2, "slower"), (3, 1.0, "undecided"),  # the interval is that of a t distribution
+])  # fmt: skip
+def test_a_layer_that_is_noisier_than_others_needs_an_interval_above_one(number: int, last: float, status: str) -> None:
     """The p-value is small either way: the other layers, which give it most of its variance, hardly vary."""
     random = np.random.default_rng(8)
-    a, b = ([simulated(random, layers=20, machine=0.01) for _ in range(5)] for _ in "ab")
-    noisy = [_layer_times(run, "net.5", factor) for run, factor in zip(b, (1.2, 1.2, 1.2, 1.2, last), strict=True)]
+    a, b = ([simulated(random, layers=20, machine=0.01) for _ in range(number)] for _ in "ab")
+    noisy = [_layer_times(run, "net.5", factor) for run, factor in zip(b, [*[1.2] * (number - 1), last], strict=True)]
     comparison = compare(a, noisy)
     row = comparison.rows["layer"].to_list().index("net.5")
     decision, shift = decide(comparison, above=1.05), comparison.evidence.shifts[row]
@@ -182,7 +185,17 @@ def test_a_limit_below_one_needs_no_evidence() -> None:
     decisions = [decide(comparison, above=above) for above in (0.9, 0.8, 1.0)]
     assert [(each.status, each.level) for each in decisions] == [("slower", None), ("slower", None), ("same", 0.01)]
     assert not any("comparisons of equal runs" in sentence for sentence in decisions[0].sentences)
+    assert not any("is slower only if" in sentence for sentence in decisions[0].sentences)
     assert causes_of(comparison, decisions[0], a, b) == ()
+
+
+def test_below_one_the_layer_that_became_slower_has_its_cause() -> None:
+    random = np.random.default_rng(8)
+    a, b = ([simulated(random, slower=slower, layer=5, layers=12, machine=0.01) for _ in range(5)] for slower in (0, 1))
+    comparison = compare(a, b)
+    causes = causes_of(comparison, decide(comparison, above=0.9), a, b)
+    assert any("net.5" in cause.text for cause in causes)
+    assert not any("net.4" in cause.text for cause in causes)
 
 
 def _with_hiccup(run: Digest, node: int, factor: int) -> Digest:

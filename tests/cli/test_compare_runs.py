@@ -178,6 +178,7 @@ def test_runs_in_a_baseline_are_those_of_their_profiles(
         (["a", "b", "--levle", "0.1"], "did you mean --level?"),
         (["--runs", "a", "--", "b", "--fail-above", "1.05"], "--fail-above is behind --, where only runs are: options"),
         (["a", "--", "b", "--all"], "--all is behind --"),
+        (["--", "python", "a.py", "--", "python", "b.py"], "expects two profiles, A and B, got 5"),
         (["--runs", "a", "--format", "html", "-o", "x.html", "--", "b"], "--format html shows two profiles, A and B"),
     ],
 )  # fmt: skip

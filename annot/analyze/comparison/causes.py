@@ -24,6 +24,7 @@ from statistics import quantiles
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+import polars as pl
 
 from annot.analyze.comparison.compare import Comparison
 from annot.analyze.comparison.digest import Digest
@@ -147,17 +148,21 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes of what a decision found slower, or may have; none for other decisions.
 
-    There are none if b had to be faster: what is not faster takes no longer.
+    If b had to be faster, only rows and steps that became slower have causes.
 
     Args:
         comparison: the comparison.
         decision: the decision about it.
         a, b: the compared runs.
     """
-    if decision.status not in ("slower", "undecided") or decision.above < 1:
+    if decision.status not in ("slower", "undecided"):
         return ()
-    rows = decision.rows.select(KEY).rows() if comparison.by == "layer" else []
+    longer = decision.rows.filter(pl.col("factor_low").fill_null(math.inf) > 1)
+    rows = longer.select(KEY).rows() if comparison.by == "layer" else []
     step, decided = decision.step_slower or not rows, decision.status == "slower"
+    if decision.above < 1:
+        whole = comparison.step_time or comparison.whole or {}
+        step = step and (whole.get("speedup_high") or math.inf) < 1
     return causes(a, b, rows, time=comparison.time, step=step, decided=decided)
 
 

@@ -92,7 +92,7 @@ def comparability(a: Sequence[Digest], b: Sequence[Digest]) -> Comparability:
 
 
 def _time(pair: Pair) -> Difference:
-    return Difference(_in_one(pair, "on_gpu", "contains GPU activities"))
+    return Difference(_only_in_one(pair, "on_gpu", "contains GPU activities"))
 
 
 def _device(pair: Pair) -> Difference:
@@ -141,12 +141,12 @@ def _notes(pair: Pair) -> Iterator[str]:
         yield cpus
     if threads := differ("the threads of CPU operations differ", *(_listed(run.meta["threads"]) for run in pair.runs)):
         yield threads
-    if compiled := _in_one(pair, "compiled", "runs compiled graphs"):
+    if compiled := _only_in_one(pair, "compiled", "runs compiled graphs"):
         yield compiled
     yield from programs.rare(pair)
 
 
-def _in_one(pair: Pair, fact: str, what: str) -> str:
+def _only_in_one(pair: Pair, fact: str, what: str) -> str:
     """Describe a fact that is true of only one of the runs; empty: of both or none."""
     names = [name for name, run in zip(pair.names, pair.runs, strict=True) if run.meta[fact]]
     return f"only {names[0]} {what}" if len(names) == 1 else ""

@@ -143,7 +143,7 @@ def _noise(runs: Runs) -> float:
 
 
 def _devices(a: Sequence[Digest], b: Sequence[Digest]) -> tuple[str, str]:
-    of_a, of_b = (", ".join(dict.fromkeys(name for run in side for name in run.meta["devices"])) for side in (a, b))
+    of_a, of_b = (", ".join(sorted({name for run in side for name in run.meta["devices"]})) for side in (a, b))
     return of_a, of_b
 
 

@@ -50,7 +50,11 @@ _FACTS: Final[dict[str, tuple[type, ...]]] = {
     "versions": (dict,),
     "parts": (dict, type(None)),
 }
-_ELEMENTS: Final[dict[str, type]] = {"devices": str, "autocast": str, "threads": int, "versions": str, "parts": float}
+_ELEMENTS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("devices", "autocast", "versions"), (str,)),
+    "threads": (int,),
+    "parts": (int, float),
+}
 """Types of the facts in `Digest.meta`, and of their elements."""
 _PARAMETERS: Final = r" ([^\W\d]\w*=.*) \|[a-z]+$"
 """Arguments in a text in the format of `annot.labels.tag`."""
@@ -129,8 +133,9 @@ def from_row(row: pl.DataFrame) -> Digest:
     for name, types in _FACTS.items():
         value = meta.get(name)
         elements = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if type(value) not in types or any(type(element) is not _ELEMENTS[name] for element in elements):
-            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}, got {str(value)[:100]}")
+        if type(value) not in types or any(type(element) not in _ELEMENTS[name] for element in elements):
+            of = f" of {_ELEMENTS[name][-1].__name__}" if name in _ELEMENTS else ""
+            raise ValueError(f"{name} in meta of a digest must be {types[0].__name__}{of}, got {str(value)[:100]}")
     run = Digest(meta=meta, **{name: row[name][0].struct.unnest() for name in TABLES})
     _check_values(run)
     return run

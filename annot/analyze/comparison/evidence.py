@@ -194,7 +194,7 @@ class RowEvidence(Evidence):
 
     def _relative_change(self, samples: Times, others: Sequence[int]) -> Shift:
         values = self._relative(samples, others)
-        error = math.sqrt(self._moderated(values)[0]) if self.freedom else None
+        error = math.sqrt(self._variance(values) * self._scale) if self.freedom else None
         return self._estimated(values, error, self._p(values, others))
 
     def _tested(self) -> list[int]:

@@ -132,9 +132,9 @@ class _Gate:
         tested = [row for row in (~apart).arg_true() if shares[row] >= least_share]
         between_runs = comparison.evidence.between_runs
         lone = [steps for steps, runs in zip(comparison.steps or (1, 1), comparison.runs, strict=True) if runs == 1]
-        self._measured_tell = not lone or above < 1
+        self._measured_counts = not lone or above < 1
         """Whether measured times tell slower code from a slower machine."""
-        self._relative_tell = not between_runs or all(steps >= _STEPS for steps in lone)
+        self._relative_counts = not between_runs or all(steps >= _STEPS for steps in lone)
         """Whether times relative to other rows tell slower code from hiccups."""
         self.totals = _total_changes(comparison)
         faster = (each for each in self.totals.values() if each.factor < 1)
@@ -185,7 +185,7 @@ class _Gate:
         """Sentences about the total times that are slower."""
         most = _largest_accepted(self.totals, self.level)
         slower = {name: change for name, change in self.totals.items() if self._is_slower(change, most)}
-        return [self._text(name, change) for name, change in slower.items() if self._measured_tell]
+        return [self._text(name, change) for name, change in slower.items() if self._measured_counts]
 
     def doubtful_totals(self) -> list[str]:
         """Sentences about the total times that are longer without sufficient evidence."""
@@ -207,9 +207,11 @@ class _Gate:
     def error(self, status: Status) -> str:
         """A sentence about the error level of a decision."""
         evidence = self.comparison.evidence
+        if self.above < 1:
+            return ""
         if not evidence.between_runs:
             return _ONE_PAIR
-        if status == "same" or self.above < 1:
+        if status == "same":
             return ""
         text = f"of comparisons of equal runs, at most {100 * self.level:.2g}% end as slower"
         if evidence.is_exact:
@@ -219,13 +221,13 @@ class _Gate:
 
     def noise(self) -> str:
         """A sentence about what the runs cannot show; empty: they show a growth by the allowed factor."""
-        if not self.comparison.evidence.between_runs:
+        if not self.comparison.evidence.between_runs or self.above < 1:
             return ""
         for name, change in self.totals.items():
             if change.low is None or change.high is None:
                 continue
             visible = math.sqrt(change.high / max(change.low, sys.float_info.min))
-            if visible > max(self.above, 1):
+            if visible > self.above:
                 return f"the runs differ so much that {name} is slower only if it takes {visible:.3g} times as long"
         return ""
 
@@ -266,12 +268,12 @@ class _Gate:
         """
         if change is None or self.above < 1:
             return change
-        counted, tells = change, self._measured_tell
+        counted, counts = change, self._measured_counts
         if change.relative is not None:
-            tells = self._relative_tell
+            counts = self._relative_counts
             if not (self._may_be_faster and change.factor < change.relative.factor):
                 counted = replace(change.relative, p=change.p)
-        return counted if tells else replace(counted, p=None)
+        return counted if counts else replace(counted, p=None)
 
 
 def _largest_accepted(changes: Mapping[_Name, Shift], level: float) -> float:

@@ -113,7 +113,7 @@ def _other_sizes(pair: Pair) -> Difference:
 
 
 def _elements_by_step(texts: Mapping[str, int]) -> list[float]:
-    return [float(elements(text)) for text, steps in texts.items() for _ in range(steps)]
+    return [number for text, steps in texts.items() for number in [float(elements(text))] * steps]
 
 
 def _fixed_sizes(texts: Collection[str]) -> dict[tuple[int, int], str]:
