@@ -1,4 +1,4 @@
-"""What `annot try` measured, kept for later reports on the same program.
+"""Results of `annot try`, kept for later reports on the same program.
 
 The data folder of the user has a file for each program, ``annot/tried/DIGEST.json``: the digest of its command, its
 working folder and its script. A change of the script makes it another program. Damaged files count as absent.

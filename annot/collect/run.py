@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 
 from annot import native
 from annot.errors import AnnotError
-from annot.live.request import VARIABLE
+from annot.live.environment import VARIABLE
 from annot.util.program import Program
 
 SIGNALED: Final = 128

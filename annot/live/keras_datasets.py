@@ -1,4 +1,4 @@
-"""What the pipeline of a `tf.data.Dataset` shows about its elements."""
+"""Facts about the elements of a `tf.data.Dataset`, from its pipeline."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 import keras
 import tensorflow as tf
 
+from annot.live.environment import leave_environment
 from annot.live.keras_losses import Losses
 from annot.live.keras_steps import Steps
-from annot.live.request import Request, Result, leave_environment
+from annot.live.request import Request, Result
 from annot.live.session import Session
 from annot.util.weak_keys import WeakKeys
 

@@ -1,15 +1,12 @@
-"""What `annot try` asks of a process, in the variable ANNOT_TRY, and the file with which the process answers."""
+"""The request of `annot try` to a process, and the result with which the process answers."""
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import msgspec
 
-VARIABLE: Final = "ANNOT_TRY"
-"""Environment variable with a `Request` as JSON. The process that calls the first model removes it."""
-
+from annot.live.environment import VARIABLE
 
 LAYER_CHANGES: Final = (
     "compile", "compile-blocks", "compile-reduce-overhead", "compile-max-autotune", "bf16", "fp16", "tf32",
@@ -132,20 +129,6 @@ def variables(request: Request) -> dict[str, str]:
         '{"result":"/tmp/result.json"'
     """
     return {VARIABLE: msgspec.json.encode(request).decode()}
-
-
-def leave_environment() -> None:
-    """Remove the request from the environment of this process, so that its children do not measure.
-
-    Launchers such as torchrun call no model: their children measure.
-    """
-    if os.environ.pop(VARIABLE, None) is None or "ANNOT_LAYERS" in os.environ:
-        return
-    before = os.environ.pop("ANNOT_PYTHONPATH", None)
-    if before is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = before
 
 
 class Result(msgspec.Struct, kw_only=True):

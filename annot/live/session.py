@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn
 
 from annot.emit import guard
-from annot.live.request import Request, Result, leave_environment
+from annot.live.environment import leave_environment
+from annot.live.request import Request, Result
 
 _NOTE: Final = "annot try stops measuring"
 

@@ -29,7 +29,8 @@ from torch.utils.data import DataLoader
 from annot.emit import guard
 from annot.emit.patches import Patches
 from annot.emit.shapes import tensors_in
-from annot.live.request import Request, leave_environment
+from annot.live.environment import leave_environment
+from annot.live.request import Request
 from annot.live.session import Session
 from annot.torch import dynamo
 from annot.torch.internals import current_node, is_compiling, is_tracing

@@ -27,6 +27,7 @@ from annot.report.views import View, find_view
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
 from annot.runs.selection import ALL, Selection
+from annot.util.data_folder import data_folder
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
@@ -180,6 +181,15 @@ class Run(Frames):
 
         return by_advice(self.attribution_with_calls, self.facts)
 
+    def _short_advice(self) -> pl.DataFrame:
+        """The advice for lines below a table, which cite `annot try` if the user has results of it."""
+        folder = data_folder("tried")
+        if folder is not None and folder.exists():
+            return self.advice
+        from annot.analyze.advice import by_advice
+
+        return by_advice(self.attribution_with_calls, self.facts)
+
     @property
     def meta(self) -> dict[str, Any]:
         """Totals and notes; see `annot.attribution.summarize`."""
@@ -234,7 +244,7 @@ class Run(Frames):
         draw, total = options.draw, options.total
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
-        advice = self.advice.to_dicts() if options.brief and self.is_small(attribution) else None
+        advice = self._short_advice().to_dicts() if options.brief and self.is_small(attribution) else None
         if advice is not None or view.key == "summary":
             meta["verdict"], meta["without_warmup"] = self.verdict, self.facts.parts.without_warmup
         if advice is not None and view.key == "layer":

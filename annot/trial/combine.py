@@ -1,4 +1,4 @@
-"""Which changes to try together: the best one, and step by step the next best ones if they still help."""
+"""Combinations of changes: the best one, and step by step the next best ones if they still help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes `annot try` tries within a budget, in how many rounds, and with how many steps."""
+"""The plan of `annot try` within a budget: the changes, the number of rounds, and the number of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which program ran: its command, its working folder, and the contents of its script."""
+"""The program that ran: its command, its working folder, and the contents of its script."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_other_options_of_python_are_no_cause():
         ["python3.12", "-u", "train.py", "-I"], ["python", "-c", "pass", "-E"], ["python", "-mEIS"], ["train", "-I"],
         ["python", "-WIgnore", "x.py"], ["python", "-X", "-I", "x.py"], ["python", "-", "-I"], ["python", "--", "-I"],
     ):  # fmt: skip
-        assert runner._isolating_option(command) == ""
+        assert runner.isolating_option(command) == ""
 
 
 @every_collector

@@ -14,7 +14,8 @@ import annot
 from annot.collect.logged_run import LoggedRun
 from annot.collect.measured_run import MeasuredRun, read_result
 from annot.collect.run import CommandError
-from annot.live.request import Request, Result, leave_environment, variables
+from annot.live.environment import leave_environment
+from annot.live.request import Request, Result, variables
 
 TRAIN = """
 import os, subprocess, sys, torch

@@ -15,7 +15,7 @@ import sys
 def _remove_from_path() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    if "ANNOT_LAYERS" in os.environ or "ANNOT_TRY" in os.environ:  # annot.live.request.leave_environment removes it
+    if "ANNOT_LAYERS" in os.environ or "ANNOT_TRY" in os.environ:  # annot.live.environment.leave_environment removes it
         return
     before = os.environ.pop("ANNOT_PYTHONPATH", None)
     if before is None:
