@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final
 
 import torch
+import wrapt
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -49,9 +50,16 @@ def start(request: Request) -> TorchSession:
     """Set the seed, install the hooks, and return the session."""
     if request.seed is not None:
         torch.manual_seed(request.seed)
+        if request.losses:
+            wrapt.register_post_import_hook(_draw_as_uncompiled, "torch._inductor.config")
     session = TorchSession(request)
     session.install()
     return session
+
+
+def _draw_as_uncompiled(config: Any) -> None:
+    """Let compiled code draw the random numbers of uncompiled code, so that losses of both can be compared."""
+    config.fallback_random = True
 
 
 # Globals, because torch.compile compiles again when the closure of a traced function is gone.

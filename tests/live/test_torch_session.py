@@ -86,6 +86,24 @@ def test_losses_repeat_with_a_seed_and_an_infinite_one_is_none() -> None:
     assert [value is None for value in infinite.losses] == [False, True, True]
 
 
+@pytest.mark.parametrize(("losses", "seed", "falls_back"), [(2, 0, True), (0, 0, False), (2, None, False)])
+def test_compiled_code_draws_the_numbers_of_uncompiled_code_where_losses_are_compared(
+    losses: int, seed: int | None, falls_back: bool
+) -> None:
+    program = "import torch._inductor.config; print(torch._inductor.config.fallback_random)"
+    _, process = measured(program, losses=losses, seed=seed)
+    assert process.stdout == f"{falls_back}\n", process.stderr
+
+
+@pytest.mark.slow
+def test_a_compiled_model_with_dropout_trains_as_an_uncompiled_one() -> None:
+    program = TRAIN.replace("net()\noptimizer", "torch.nn.Sequential(net(), torch.nn.Dropout())\noptimizer")
+    plain, _ = measured(program, losses=3)
+    compiled, process = measured(program, "compile", losses=3)
+    assert compiled.applied == {"compile": "Sequential"}, process.stderr
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
 def test_the_hash_is_that_of_parameters_and_buffers_by_name() -> None:
     show = """finally:
     import hashlib
