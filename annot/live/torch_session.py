@@ -311,9 +311,9 @@ class TorchSession(Session):
         return original(loader)
 
     def _open_window(self) -> None:
-        super()._open_window()
-        if self.result.step_ns and self.may_end():
+        if self.result.step_ns and self.may_end():  # before the window: it scans the heap
             self._search.undo()
+        super()._open_window()
 
     # ---------------------------------------------------------------- what the session says
 

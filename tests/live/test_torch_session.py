@@ -133,6 +133,23 @@ with torch.no_grad():
     assert process.stdout.count("loss") == 3  # the last step ends inside its call
 
 
+def test_the_heap_is_scanned_outside_the_measured_steps() -> None:
+    watch = """
+import gc, annot.live.torch_session as live
+scan = gc.get_objects
+def watched():
+    print("window", live._session._window_start, live._session.result.window_ns is not None)
+    return scan()
+gc.get_objects = watched
+"""
+    loop = "model = net()\nwith torch.no_grad():\n    for _ in range(9): model(batch()[0])"
+    result, process = measured(f"{NET}{watch}{loop}")
+    assert result.ended == "steps", process.stderr
+    opens, closes = process.stdout.splitlines()
+    assert opens == "window None False"
+    assert closes.endswith(" True")
+
+
 def test_an_evaluation_before_the_training_counts_no_steps() -> None:
     evaluation = "with torch.no_grad():\n    for _ in range(20):\n        model(batch()[0])\n"
     program = TRAIN.replace("steps = 0", evaluation + "steps = 0")
