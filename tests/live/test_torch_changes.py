@@ -150,6 +150,18 @@ def test_gradients_of_fp16_add_up_over_two_backwards() -> None:
     assert_as_by_hand(edited(twice), edited(FP16, *SCALED, scaled), "fp16")
 
 
+@pytest.mark.parametrize("copied", ["", "\noptimizer = copy.copy(optimizer)"])
+def test_gradients_of_fp16_are_unscaled_for_parameters_outside_models(copied: str) -> None:
+    outside = (
+        ("optimizer = ", "factor = nn.Parameter(torch.ones(3))\noptimizer = "),
+        ("AdamW(model.parameters(), lr=0.01)", f"SGD([*model.parameters(), factor], lr=0.01){copied}"),
+        ("model(x), y", "model(x) * factor, y"),
+        ("loss = loss_of(x, y)", "loss_of(x[:4], y[:4]).backward()\n        loss = loss_of(x, y)"),
+    )
+    scaled = ("loss_of(x[:4], y[:4]).backward()", "scaler.scale(loss_of(x[:4], y[:4])).backward()")
+    assert_as_by_hand(edited(*outside), edited(FP16, *SCALED, *outside, scaled), "fp16")
+
+
 def test_fp16_skips_steps_with_a_closure_whose_gradients_overflow() -> None:
     closure = "optimizer.step(lambda: (optimizer.zero_grad(), loss_of(x, y), loss_of(x, y).backward())[1])"
     program = edited(
