@@ -39,7 +39,7 @@ from annot.torch.module_paths import is_keras
 from annot.torch.optimizer import wrap_closure
 
 _SKIPPED: Final = (
-    *("annot.emit.guard", "annot.emit.patches"),
+    *("annot.emit.guard", "annot.emit.patches", "annot.live.builtin_calls"),
     *("annot.live.session", "annot.live.torch_amp", "annot.live.torch_session"),
 )
 """Modules whose functions torch.compile would compile after a graph break."""

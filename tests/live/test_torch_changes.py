@@ -275,6 +275,41 @@ def test_attention_uses_the_back_end_of_the_change() -> None:
     assert reason("sdpa-efficient", attention) == "it needs a GPU"
 
 
+MODEL = "MODEL = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))"
+HEADS = """
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.outputs = nn.MultiheadAttention(6, 2), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.outputs(self.heads(x, x, x, need_weights=False)[0])
+MODEL = Heads()"""
+
+
+COMPILED = ("model = MODEL", "model = torch.compile(MODEL, backend='eager')")
+PROFILER = ("# clip", "print(__import__('sys').getprofile())")
+
+
+@pytest.mark.parametrize("edits", [(PROFILER,), (PROFILER, COMPILED)])
+@pytest.mark.parametrize("model", [ATTENTION, HEADS])
+def test_attention_is_changed_where_a_model_calls_it(model: str, edits: tuple[tuple[str, str], ...]) -> None:
+    result, process = measured(edited((MODEL, model), *edits), "sdpa-math")
+    assert result.applied.keys() == {"sdpa-math"}, process.stderr
+    assert result.recompiled == 0
+    assert set(process.stdout.split()) == {"None"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("loss = loss_of", "nn.functional.scaled_dot_product_attention(x, x, x); loss = loss_of"),
+        (MODEL, HEADS.replace("need_weights=False", "need_weights=True")),
+    ],
+)
+def test_attention_is_not_changed_where_no_model_calls_it(edit: tuple[str, str]) -> None:
+    assert reason("sdpa-math", edited(edit, PROFILER)) == "the model calls no scaled_dot_product_attention"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -238,8 +238,8 @@ class Wrapped(torch.nn.Module):
 wrapped = Wrapped()
 steps = 0""",
     )
-    result, process = measured(program, "sdpa-math")
-    assert result.applied == {"sdpa-math": "Wrapped"}, process.stderr
+    result, process = measured(program, "bf16")
+    assert result.applied == {"bf16": "Wrapped"}, process.stderr
 
 
 @pytest.mark.parametrize(
