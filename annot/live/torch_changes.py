@@ -73,6 +73,7 @@ def compile_blocks(session: TorchSession) -> None:
             session.skipped(name, f"{_name(model)} has no repeated blocks")
 
     session.on_model(change)
+    _withdraw_without_graphs(session, name)
 
 
 def _compile_models(session: TorchSession, name: str, mode: str = "default") -> None:
@@ -84,6 +85,18 @@ def _compile_models(session: TorchSession, name: str, mode: str = "default") -> 
             session.applied(name, _name(model))
 
     session.on_model(change)
+    _withdraw_without_graphs(session, name)
+
+
+def _withdraw_without_graphs(session: TorchSession, name: str) -> None:
+    """Withdraw a compilation that has made no graph by the end of the warm-up, as under `torch.compiler.disable`."""
+
+    def check(steps: int) -> None:
+        ends_warmup = name in session.result.applied and steps == max(1, session.warmup)
+        if ends_warmup and not session.compiled_graphs() and session.may_end():
+            session.withdraw(name, "torch.compile compiled no graph of the model")
+
+    session.after_step(check)
 
 
 def _refuses_compilation(session: TorchSession, name: str, model: torch.nn.Module) -> bool:

@@ -402,6 +402,29 @@ def test_the_model_is_one_compiled_graph() -> None:
     assert compiled("compile-max-autotune", net) == ({"compile-max-autotune": "Block"}, [1] * 4)
 
 
+@pytest.mark.parametrize("name", ["compile", "compile-blocks"])
+@pytest.mark.parametrize("before", ["", "with torch.no_grad():\n    for _ in range(4): model(torch.ones(8, 6))"])
+def test_a_compilation_without_a_graph_is_skipped(name: str, before: str) -> None:
+    disabled = BLOCK.replace("    def forward", "    @torch.compiler.disable\n    def forward")
+    blocks = f"{disabled}MODEL = nn.Sequential(Block(), Block(), nn.Linear(6, 3)); old = nn.Seq"
+    whole = f"{disabled.replace('Linear(6, 6)', 'Linear(6, 3)')}MODEL = Block(); old = nn.Seq"
+    model = ("MODEL = nn.Seq", blocks if name == "compile-blocks" else whole)
+    edits = (model, (EAGER[0], f"{EAGER[1]}\n{before}"))
+    assert reason(name, edited(*edits)) == "torch.compile compiled no graph of the model"
+
+
+def test_graphs_of_a_training_count_after_an_evaluation_without_one() -> None:
+    forward = "return self.inner(x).relu() if self.training else plain(self, x)"
+    block = BLOCK.replace("Linear(6, 6)", "Linear(6, 3)").replace("return self.inner(x).relu()", forward)
+    block = f"plain = torch.compiler.disable(lambda block, x: block.inner(x)){block}MODEL = Block(); old = nn.Seq"
+    evaluation = f"MODEL.eval()\nwith torch.no_grad():\n    for _ in range(4): model(torch.ones(8, 6))\n{GRAPHS}"
+    applied, graphs = compiled(
+        "compile", ("MODEL = nn.Seq", block), ("for _ in range(9)", f"{evaluation}\nMODEL.train()\nfor _ in range(9)")
+    )
+    assert applied == {"compile": "Block"}
+    assert graphs == [0, 1, 1, 1, 1]
+
+
 def test_a_model_that_contains_another_one_is_compiled_too() -> None:
     first = ("for _ in range(9)", "MODEL[0](torch.ones(8, 6, requires_grad=True))\nfor _ in range(9)")
     applied, graphs = compiled("compile", first)
