@@ -107,6 +107,7 @@ class KerasSession(Session):
                 return
             if self._source is None:
                 self.restart(self._called or None)
+                self.result.trains = True
             self._source = weakref.ref(source)
         elif self._source is not None:
             return

@@ -144,6 +144,7 @@ class Session:
         self._interrupt.dismiss()
         result = self.result
         result.framework = self.framework if result.step_ns else ""
+        result.trains = result.trains and bool(result.step_ns)
         result.ended = result.ended or "program"
         for name in result.applied:
             result.skipped.pop(name, None)

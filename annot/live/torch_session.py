@@ -108,7 +108,6 @@ class TorchSession(Session):
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: weakref.ref[Any] | None = None  # the optimizer or model whose steps or calls count
-        self._trains = False
         self._call_start: int | None = None
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
 
@@ -213,7 +212,7 @@ class TorchSession(Session):
         thread = self._thread
         if thread.inside or current_node() is not None:
             return inner(*args, **kwargs)
-        if not self._trains:
+        if not self.result.trains:
             self._call_start = time.perf_counter_ns() if torch.is_grad_enabled() else None
         self.begin()
         for name, change in self._on_inputs:
@@ -226,7 +225,7 @@ class TorchSession(Session):
                 result = inner(*args, **kwargs)
         finally:
             thread.inside = False
-        if not self._trains:
+        if not self.result.trains:
             self._call_ends(model, result)
         return result
 
@@ -244,8 +243,8 @@ class TorchSession(Session):
 
     def _train(self) -> None:
         """Note that the program trains: calls of models before the first backward and step are no steps."""
-        if not self._trains:
-            self._trains = True
+        if not self.result.trains:
+            self.result.trains = True
             self._counted = None
             if self.result.step_ns:
                 self.restart(self._call_start)
@@ -319,7 +318,7 @@ class TorchSession(Session):
 
     def may_end(self) -> bool:
         """Return whether the program trains, or has no optimizer. An evaluation may come before the training."""
-        return self._trains or not any(issubclass(type(instance), Optimizer) for instance in gc.get_objects())
+        return self.result.trains or not any(issubclass(type(instance), Optimizer) for instance in gc.get_objects())
 
     def wait(self) -> None:
         """Wait until all devices of the models have completed all work."""

@@ -8,7 +8,7 @@ import textwrap
 import forked
 import pytest
 import torch
-from measured import measured
+from measured import measured, measured_in_turn
 
 NET = """
 import atexit, torch
@@ -131,6 +131,23 @@ with torch.no_grad():
     assert (result.ended, len(result.step_ns)) == ("steps", 4)
     assert result.losses == printed_losses(process.stdout)[:2]
     assert process.stdout.count("loss") == 3  # the last step ends inside its call
+
+
+INFERENCE = f"{NET}model = net()\nwith torch.no_grad():\n    for _ in range(20): model(batch()[0])"
+
+
+@pytest.mark.parametrize(
+    ("programs", "trains", "steps"),
+    [
+        ([TRAIN, INFERENCE, "import torch"], True, 4),
+        ([INFERENCE, TRAIN], True, 4),
+        ([INFERENCE, INFERENCE.replace("range(20)", "range(2)")], False, 2),
+        ([TRAIN.replace("optimizer.step()", "raise SystemExit"), INFERENCE], False, 4),
+    ],
+)
+def test_the_result_of_a_command_is_that_of_its_training(programs: list[str], trains: bool, steps: int) -> None:
+    result, process = measured_in_turn(programs)
+    assert (result.trains, len(result.step_ns)) == (trains, steps), process.stderr
 
 
 def test_the_heap_is_scanned_outside_the_measured_steps() -> None:
