@@ -6,6 +6,7 @@ It is made of the records of the finished runs only, so that an interrupted tria
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -39,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not worth applying, a clause; empty: it is, or the interval says so."""
     before_ns: float | None = None
     after_ns: float | None = None
-    """Time of a step (ns) without and with it, from runs in turns; None: not measured."""
+    """Time of a step (ns) without it, the middle of runs in turns, and that over `speedup`; None: not measured."""
     speedup: float | None = None
     """Before / after."""
     low: float | None = None
@@ -221,7 +222,7 @@ class Evaluation:
             changes=[],
             title="",
             verdict="not measured",
-            before_ns=sum(times) / len(times) if times else None,
+            before_ns=median(times) if times else None,
             runs=len(runs),
             first_steps_ns=max(map(speed.first_steps_ns, runs), default=None),
             peak_bytes=max((run.peak_bytes for run in runs), default=None),

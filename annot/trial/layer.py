@@ -52,7 +52,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the change."""
     before_ns: float | None = None
     after_ns: float | None = None
-    """Middle time (ns) of forward and backward without and with the change; None: not measured."""
+    """Middle time (ns) of forward and backward without the change, and that over `speedup`; None: not measured."""
     speedup: float | None = None
     """Before / after, from blocks of calls in turns."""
     low: float | None = None
@@ -229,8 +229,8 @@ def _gain(times: LayerTimes, alternative: AlternativeTimes, share: float | None)
     speedup = ratio(times.times_ns, alternative.times_ns)
     if speedup is not None:
         measured = {
-            "before_ns": median(times.times_ns),
-            "after_ns": median(alternative.times_ns),
+            "before_ns": speedup.before_ns,
+            "after_ns": speedup.after_ns,
             "speedup": speedup.factor,
             "low": speedup.low,
             "high": speedup.high,

@@ -32,8 +32,9 @@ class Speedup:
     """Times of a step on two sides, and their ratio.
 
     Args:
-        before_ns, after_ns: mean of the times of the runs (ns).
-        factor: before / after; above 1: faster.
+        before_ns: middle of the times of the runs (ns).
+        after_ns: `before_ns` / `factor` (ns).
+        factor: before / after, the middle of the ratios of all pairs of runs; above 1: faster.
         low, high: interval of the factor; None: too few runs.
         runs: number of runs of the side with fewer.
     """
@@ -84,7 +85,8 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
     if shift is None:
         return None
     low, high = (1 / factor if factor else None for factor in (shift.high, shift.low))
-    return Speedup(fmean(before), fmean(after), 1 / shift.factor, low, high, min(len(before), len(after)))
+    middle, factor = median(before), 1 / shift.factor
+    return Speedup(middle, middle / factor, factor, low, high, min(len(before), len(after)))
 
 
 def step_ns(run: Result, share: float) -> float:
@@ -125,10 +127,11 @@ def pays_back(before: Sequence[Result], after: Sequence[Result], times: Speedup)
 
     The longest first steps count: later runs may use what the first one compiled.
     """
-    if times.factor <= 1:
+    gained = times.before_ns - times.after_ns
+    if gained <= 0:
         return None
     more = max(map(first_steps_ns, after)) - median(map(first_steps_ns, before))
-    return max(math.ceil(more / (times.before_ns - times.after_ns)), 0) + after[0].warmup if more > 0 else 0
+    return max(math.ceil(more / gained), 0) + after[0].warmup if more > 0 else 0
 
 
 def unequal(before: Sequence[Result], after: Sequence[Result]) -> bool:

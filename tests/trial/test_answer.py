@@ -118,7 +118,7 @@ def test_combinations_are_compared_with_the_runs_that_took_turns_with_them() -> 
     records.timed("compile+fused", *FAST, stage=1)
     evaluation = Evaluation(records, candidates("compile", "fused", compile=0.5, fused=0.2))
     row = evaluation.row("compile+fused")
-    assert (row.speedup, row.before_ns) == (pytest.approx(3.0, rel=0.01), pytest.approx(24.08e6))
+    assert (row.speedup, row.before_ns) == (pytest.approx(3.0, rel=0.01), pytest.approx(24e6))
     gained = evaluation.speedup("compile+fused", "compile")
     assert gained is not None
     assert gained.factor == pytest.approx(2.0, rel=0.01)
@@ -138,7 +138,7 @@ def test_changes_together_may_do_what_each_may() -> None:
 def test_the_runs_without_changes() -> None:
     records, _ = measured()
     evaluation = Evaluation(records, candidates("fused"))
-    assert evaluation.base().before_ns == pytest.approx(12.04e6)
+    assert evaluation.base().before_ns == pytest.approx(12e6)
     assert evaluation.repeats() == "two runs have the same losses"
     assert Evaluation(Records(), {}).repeats() == ""
     assert Evaluation(Records(), {}).base().before_ns is None
