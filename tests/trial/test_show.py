@@ -19,7 +19,7 @@ FUSED = Row(
     after_ns=8e6,
     speedup=1.5,
     low=1.47,
-    high=1.53,
+    high=1.61,
     runs=5,
     first_steps_ns=4_200_000_000,
     pays_back=41,
@@ -84,7 +84,7 @@ def test_the_table_of_changes() -> None:
         "Before, ms",
         "After",
         "Speedup",
-        "±",
+        "Interval",
         "Losses",
         "At most",
         "First steps",
@@ -96,7 +96,7 @@ def test_the_table_of_changes() -> None:
         "12.000",
         "8.000",
         "1.50",
-        "0.03",
+        "1.47–1.61",
         "±1e-07",
         "1.25",
         "4.20 s",
@@ -105,6 +105,12 @@ def test_the_table_of_changes() -> None:
     ]
     assert lines[3].split()[:4] == ["bf16", "12.000", "4.000", "3.00"]
     assert not any(line.startswith("compile ") for line in lines[:4])
+
+
+@pytest.mark.parametrize(("high", "expected"), [(99.994, "0.50–99.99"), (100.0, "0.50–?")])
+def test_a_wide_interval(high: float, expected: str) -> None:
+    row = Row(changes=["fused"], title="", verdict="same speed", speedup=1.3, low=0.5, high=high)
+    assert expected in text(answer(row)).splitlines()[2].split()
 
 
 def test_what_to_apply_and_what_not() -> None:
@@ -150,13 +156,13 @@ def test_lines_of_the_table_fit_the_terminal(width: int) -> None:
 
 def test_a_narrow_terminal_has_the_speedup() -> None:
     heading = next(line for line in text(answer(FUSED, BF16), 36).splitlines() if line.startswith("Change"))
-    assert heading.split() == ["Change", "After", "Speedup", "±"]
+    assert heading.split() == ["Change", "After", "Speedup", "Interval"]
 
 
 def test_markdown() -> None:
     shown = "".join(as_markdown(answer(FUSED, BF16, FAILED)))
-    assert shown.startswith("**fused: 1.50 ± 0.03** – ")
-    assert "| `fused` | 12.000 | 8.000 | 1.50 | 0.03 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
+    assert shown.startswith("**fused: 1.50 (1.47–1.61)** – ")
+    assert "| `fused` | 12.000 | 8.000 | 1.50 | 1.47–1.61 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
     assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
     assert "".join(as_markdown(answer(BF16))).startswith("**No change is faster** – ")
