@@ -49,7 +49,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 0
     """Number of timed runs."""
     first_steps_ns: int | None = None
-    """Time of the steps before the measured ones (ns), in which it may compile: the longest of the runs."""
+    """Time of the steps before the measured ones (ns), in which it may compile: the longest of all runs.
+
+    The first one, which checks training under the profiler, fills the cache of compiled kernels for the others.
+    """
     pays_back: int | None = None
     """Steps after which it has made up for slower first steps; 0: they are not slower; None: never, or unknown."""
     peak_bytes: int | None = None
@@ -176,7 +179,7 @@ class Evaluation:
         candidates = [self._candidates[each] for each in names]
         change, own = together([candidate.change for candidate in candidates]), self._of(name)
         training, times = self._training(change, own), self.speedup(name)
-        before, after = self._sides(name)
+        (before, after), checks = self._sides(name), (self._checks(BASE), self._checks(name))
         reason = next((record.problem for record in own if record.problem), "")
         verdict: Verdict = "failed" if reason else "not measured"
         if not reason and times is not None:
@@ -190,8 +193,8 @@ class Evaluation:
             verdict=verdict,
             reason=reason,
             **({} if times is None else _numbers(times)),
-            first_steps_ns=max(map(speed.first_steps_ns, after), default=None),
-            pays_back=None if times is None else speed.pays_back(before, after, times),
+            first_steps_ns=max(map(speed.first_steps_ns, results), default=None),
+            pays_back=None if times is None else speed.pays_back([(before, after), checks], times),
             peak_bytes=max((run.peak_bytes for run in after or results), default=None),
             training="" if training is None else training.verdict,
             training_text="" if training is None else training.text,
@@ -224,7 +227,7 @@ class Evaluation:
             verdict="not measured",
             before_ns=median(times) if times else None,
             runs=len(runs),
-            first_steps_ns=max(map(speed.first_steps_ns, runs), default=None),
+            first_steps_ns=max(map(speed.first_steps_ns, [*runs, *self._checks(BASE)]), default=None),
             peak_bytes=max((run.peak_bytes for run in runs), default=None),
             notes=_notes(self._of(BASE)),
         )

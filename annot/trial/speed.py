@@ -122,16 +122,21 @@ def first_steps_ns(run: Result) -> int:
     return sum(run.step_ns[: run.warmup])
 
 
-def pays_back(before: Sequence[Result], after: Sequence[Result], times: Speedup) -> int | None:
+def pays_back(sides: Iterable[tuple[Sequence[Result], Sequence[Result]]], times: Speedup) -> int | None:
     """Return after how many steps a program has made up for slower first steps; None: never; 0: they are not slower.
 
     The longest first steps count: later runs may use what the first one compiled.
+
+    Args:
+        sides: runs without and with the change, those with a profiler apart from those without.
+        times: times of the measured steps.
     """
     gained = times.before_ns - times.after_ns
     if gained <= 0:
         return None
-    more = max(map(first_steps_ns, after)) - median(map(first_steps_ns, before))
-    return max(math.ceil(more / gained), 0) + after[0].warmup if more > 0 else 0
+    pairs = [(before, after) for before, after in sides if before and after]
+    more = max(max(map(first_steps_ns, after)) - median(map(first_steps_ns, before)) for before, after in pairs)
+    return math.ceil(more / gained) + pairs[0][1][0].warmup if more > 0 else 0
 
 
 def unequal(before: Sequence[Result], after: Sequence[Result]) -> bool:

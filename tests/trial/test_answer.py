@@ -38,6 +38,15 @@ def test_a_change_that_is_faster() -> None:
     assert (row.applied, row.code, row.profile) == ({"fused": "AdamW"}, "apply(fused)", "fused.check1.sqlite")
 
 
+def test_the_first_run_of_a_change_compiles() -> None:
+    records = base()
+    records.check("compile", first=50.0)
+    records.timed("base", 12.0, 12.0)
+    records.timed("compile", 8.0, 8.0, first=14.0)
+    row = Evaluation(records, candidates("compile")).row("compile")
+    assert (row.first_steps_ns, row.pays_back) == (50_000_000, 2 + 10)
+
+
 def test_a_change_that_changes_training_is_never_recommended() -> None:
     records = base()
     records.check("bf16", losses=[2.0, 1.8, 1.1, 1.0])

@@ -71,11 +71,15 @@ def test_when_slower_first_steps_are_paid_back() -> None:
     times = speed.speedup(before, after, 1.0)
     assert times is not None
     # The first 2 steps take 80 ms more, and each later one 2 ms less.
-    assert speed.pays_back(before, after, times) == 2 + 40
-    assert speed.pays_back(before, runs(8.0), times) == 0
+    assert speed.pays_back([(before, after)], times) == 2 + 40
+    assert speed.pays_back([(before, runs(8.0))], times) == 0
+    # Under the profiler, they take 200 ms more than without the change: this run compiles.
+    profiled = runs(10.0), [result([8.0] * 4, first=210.0)]
+    assert speed.pays_back([(before, after), profiled, ([], [])], times) == 2 + 100
+    assert speed.pays_back([(before, runs(8.0)), (after, after)], times) == 2 + 15
     slower = speed.speedup(after, before, 1.0)
     assert slower is not None
-    assert speed.pays_back(after, before, slower) is None
+    assert speed.pays_back([(after, before)], slower) is None
 
 
 def test_times_agree_with_the_speedup() -> None:
@@ -85,7 +89,7 @@ def test_times_agree_with_the_speedup() -> None:
     assert times is not None
     assert times.factor > 1
     assert times.after_ns == pytest.approx(times.before_ns / times.factor)
-    steps = speed.pays_back(before, after, times)
+    steps = speed.pays_back([(before, after)], times)
     assert steps is not None
     assert steps > 2
 
