@@ -21,8 +21,9 @@ from annot.util.data_folder import data_folder
 from annot.util.program import Program
 from annot.util.whole_files import write_file
 
-Outcome: TypeAlias = Literal["faster", "same speed", "slower", "other training", "unsteady", "failed"]
-"""faster: worth applying; other training: losses or parameters differ; unsteady: steps take unequal times."""
+Outcome: TypeAlias = Literal["faster", "undecided", "same speed", "slower", "other training", "unsteady", "failed"]
+"""faster: worth applying; undecided: the interval is too wide; other training: losses or parameters differ; unsteady:
+steps take unequal times."""
 
 _FORMAT: Final = "annot tried 1"
 _LARGEST: Final = 1 << 18
@@ -31,6 +32,7 @@ _MOST: Final = 200
 """Maximum number of changes in a file. The oldest are left out."""
 _WORDS: Final[Mapping[Outcome, str]] = {
     "faster": "faster",
+    "undecided": "undecided",
     "same speed": "no gain",
     "slower": "no gain",
     "other training": "changes training",

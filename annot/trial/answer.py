@@ -18,11 +18,13 @@ from annot.trial import speed
 from annot.trial.records import BASE, Record
 from annot.trial.training import Training, repeats_losses, same_training
 
-Verdict: TypeAlias = Literal["faster", "same speed", "slower", "other training", "failed", "unsteady", "not measured"]
-"""faster: worth applying; other training: losses or parameters differ; unsteady: it compiles again and again, or steps
-take unequal times."""
+Verdict: TypeAlias = Literal[
+    "faster", "undecided", "same speed", "slower", "other training", "failed", "unsteady", "not measured"
+]
+"""faster: worth applying; undecided: the interval includes 1 and a step that is 5 % faster or slower; other training:
+losses or parameters differ; unsteady: it compiles again and again, or steps take unequal times."""
 _ORDER: Final[tuple[Verdict, ...]] = (
-    "faster", "same speed", "slower", "other training", "unsteady", "not measured", "failed"
+    "faster", "undecided", "same speed", "slower", "other training", "unsteady", "not measured", "failed"
 )  # fmt: skip
 _NUMBERS: Final[tuple[Numbers, ...]] = ("same bits", "rounding", "another algorithm")
 _RECOMPILES: Final = 0.25
@@ -297,7 +299,11 @@ def _judged(times: speed.Speedup, training: Training | None, unsteadiness: str) 
         return "faster", ""
     if times.is_slower:
         return "slower", ""
-    return "same speed", "" if times.low is not None else "one round has no interval"
+    if times.is_same:
+        return "same speed", ""
+    if times.low is None or times.high is None:
+        return "undecided", "one round has no interval"
+    return "undecided", f"its speedup may be {times.low:.2f} to {times.high:.2f}: more --repeat or --steps narrow this"
 
 
 def _unsteadiness(before: Sequence[Result], after: Sequence[Result]) -> str:

@@ -121,7 +121,9 @@ def _advice(answer: Answer) -> list[str]:
     """What to write, the best changes first."""
     faster = [row for row in answer.rows if row.verdict == "faster"]
     if not faster:
-        return ["No change makes a step faster."] if answer.complete else []
+        undecided = any(row.verdict == "undecided" for row in answer.rows)
+        words = "The runs show no change that makes" if undecided else "No change makes"
+        return [f"{words} a step faster."] if answer.complete else []
     lines = []
     for row in faster[:_MOST_CODE]:
         lines.append(f"{row.name}, {_speedup(row)} times as fast:")
@@ -150,7 +152,7 @@ def _time(ns: float) -> str:
 
 def _others(answer: Answer) -> list[str]:
     """What is not worth applying and why, what was not tried, and what the runs showed."""
-    lines = [f"{row.name} is not recommended: {row.reason}" for row in answer.rows if row.reason]
+    lines = [f"{row.name} is {_judgement(row)}: {row.reason}" for row in answer.rows if row.reason]
     lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
     lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
     lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]
@@ -159,6 +161,10 @@ def _others(answer: Answer) -> list[str]:
     if answer.repeats:
         lines.append(answer.repeats)
     return lines
+
+
+def _judgement(row: Row) -> str:
+    return "undecided" if row.verdict == "undecided" else "not recommended"
 
 
 def _exceeds(row: Row) -> bool:

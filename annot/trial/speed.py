@@ -25,6 +25,8 @@ _SHARES: Final = (1.0, 0.5, 0.25)
 """Shares of the blocks, the fastest, that the time of a run may be from."""
 _UNEVEN: Final = 0.2
 """Interquartile range of the times of blocks, relative to their median, from which steps are unequal."""
+_SAME: Final = 1.05
+"""Factor, up or down, that an interval excludes if it shows that speeds are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class Speedup:
     def is_slower(self) -> bool:
         """Whether the whole interval is below 1."""
         return self.high is not None and self.high < 1
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the interval has 1, and excludes that a step is 5 % faster or slower."""
+        if self.low is None or self.high is None:
+            return False
+        return 1 / _SAME <= self.low <= 1 <= self.high <= _SAME
 
 
 def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> Speedup | None:

@@ -6,6 +6,7 @@ import pytest
 from measured_results import Records, candidates, change
 
 from annot.trial.answer import Evaluation, Row, together
+from annot.trial.speed import Speedup
 
 FAST, BASE_TIMES = (8.0, 8.1, 7.9, 8.0, 8.2), (12.0, 12.1, 11.9, 12.0, 12.2)
 
@@ -101,7 +102,26 @@ def test_one_round_recommends_nothing() -> None:
     records.timed("base", 12.0)
     records.timed("fused", 8.0)
     row = Evaluation(records, candidates("fused")).row("fused")
-    assert (row.verdict, row.reason, row.speedup) == ("same speed", "one round has no interval", pytest.approx(1.5))
+    assert (row.verdict, row.reason, row.speedup) == ("undecided", "one round has no interval", pytest.approx(1.5))
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(0.2, "same speed"), (0.8, "undecided"), (6.0, "undecided")])
+def test_an_interval_that_has_1(spread: float, verdict: str) -> None:
+    records = base()
+    records.check("fused")
+    for name, late in (("base", 0.0), ("fused", 0.01)):
+        records.timed(name, *(12.0 + late + spread * place / 4 for place in range(5)))
+    row = Evaluation(records, candidates("fused")).row("fused")
+    assert row.verdict == verdict
+    assert ("more --repeat" in row.reason) is (verdict == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.953, 1.049, True), (0.952, 1.049, False), (0.953, 1.051, False), (1.001, 1.01, False), (None, None, False)],
+)
+def test_the_same_speed(low: float | None, high: float | None, expected: bool) -> None:
+    assert Speedup(12.0, 12.0, 1.0, low, high, 5).is_same is expected
 
 
 def test_the_order_of_changes() -> None:

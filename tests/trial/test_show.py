@@ -130,6 +130,14 @@ def test_a_gain_above_the_bound_is_named(low: float, expected: bool) -> None:
     assert ("gains more than its advice promises" in text(answer(row))) is expected
 
 
+def test_a_change_that_is_undecided() -> None:
+    row = Row(changes=["fused"], title="", verdict="undecided", reason="its speedup may be 0.90 to 1.20", speedup=1.1)
+    shown = text(answer(row))
+    assert "The runs show no change that makes a step faster." in shown
+    assert "fused is undecided: its speedup may be 0.90 to 1.20" in shown
+    assert "not recommended" not in shown
+
+
 def test_the_layers_that_change() -> None:
     layer = LayerChange(layer="blocks.0", module="Block", phase="forward", before_ns=3e6, after_ns=1e6)
     gone = LayerChange(layer="", module="AdamW", phase="optimizer", before_ns=3e6, after_ns=0.0)
