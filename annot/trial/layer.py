@@ -13,6 +13,7 @@ import msgspec
 from annot.collect.measured_run import MeasuredRun
 from annot.errors import AnnotError
 from annot.live.request import AlternativeTimes, Difference, LayerRequest, LayerTimes, Request, Result
+from annot.trial.runs import NO_STEP
 from annot.trial.speed import LEVEL, ratio, step_ns
 
 ROUNDS: Final = 10
@@ -170,9 +171,7 @@ def _without_steps(result: Result, question: LayerQuestion) -> str:
     if result.framework not in ("", "torch"):
         return f"the program uses {result.framework}, and layers are timed alone only in PyTorch"
     steps, needed = len(result.step_ns), max(question.warmup, _WARMUP)
-    return (
-        f"the program ended after {steps} of the {needed} steps before it" if steps else "no step of a model was seen"
-    )
+    return f"the program ended after {steps} of the {needed} steps before it" if steps else NO_STEP
 
 
 def _answer(question: LayerQuestion, result: Result) -> LayerAnswer:

@@ -130,7 +130,8 @@ def test_the_gpu_of_a_profile_with_activities_is_its_device(program: Program) ->
     ("outcome", "words"),
     [
         ("undecided", "undecided"), ("same speed", "no gain"), ("slower", "no gain"),
-        ("other training", "changes training"), ("unsteady", "unequal steps"), ("failed", "fails"), ("faster", "1.20 ± 0.10"),
+        ("other training", "changes training"), ("unsteady", "unequal steps"), ("failed", "fails"),
+        ("faster", "1.20 ± 0.10"),
     ],
 )  # fmt: skip
 def test_outcomes_in_words(outcome: Outcome, words: str) -> None:

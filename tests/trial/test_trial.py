@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,10 @@ def test_a_short_program_has_fewer_measured_steps(tmp_path: Path) -> None:
     assert "the program has 10 steps: 8 are measured" in said
     short = MadeRuns(tmp_path)
     short.count = 4
-    with pytest.raises(AnnotError, match="the program has 4 steps, and the first 2 warm up"):
+    with pytest.raises(AnnotError, match=r"has 4 steps, and the first 2 warm up: .* longer run of it, or --warmup 1$"):
+        trial(short)[0].run()
+    short.count, short.program = 2, replace(short.program, warmup=1)
+    with pytest.raises(AnnotError, match=r"has 3 steps, and the first 1 warm up: try a longer run of it$"):
         trial(short)[0].run()
 
 
