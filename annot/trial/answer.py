@@ -159,6 +159,7 @@ def together(changes: Sequence[Change]) -> Change:
         live="",
         numbers=max((change.numbers for change in changes), key=_NUMBERS.index),
         tolerance=sum(change.tolerance for change in changes),
+        other_random=next((change.other_random for change in changes if change.other_random), ""),
         code="\n".join(change.code for change in changes),
         fits=lambda facts: "",
     )
@@ -252,7 +253,14 @@ class Evaluation:
         if not base or not checks:
             return None
         again = base[1] if len(base) > 1 else None
-        return same_training(base[0], again, checks[0], numbers=change.numbers, tolerance=change.tolerance)
+        return same_training(
+            base[0],
+            again,
+            checks[0],
+            numbers=change.numbers,
+            tolerance=change.tolerance,
+            other_random=change.other_random,
+        )
 
     def _timed(self, stage: int | None) -> list[Record]:
         """The timed runs of an alternation."""

@@ -153,6 +153,8 @@ def _time(ns: float) -> str:
 def _others(answer: Answer) -> list[str]:
     """What is not worth applying and why, what was not tried, and what the runs showed."""
     lines = [f"{row.name} is {_judgement(row)}: {row.reason}" for row in answer.rows if row.reason]
+    unknown = [row for row in answer.rows if row.training == "unknown" and row.verdict == "faster"]
+    lines += [f"{row.name}: unknown whether training stays the same: {row.training_text}" for row in unknown]
     lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
     lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
     lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from measured_results import Records, candidates, change
 
+from annot.changes.registry import Candidate
 from annot.trial.answer import Evaluation, Row, together
 from annot.trial.speed import Speedup
 
@@ -57,6 +58,14 @@ def test_a_change_that_changes_training_is_never_recommended() -> None:
     assert (row.verdict, row.training) == ("other training", "changed")
     assert row.reason.startswith("changes training from step 3 on")
     assert row.speedup is not None
+
+
+def test_a_change_that_draws_other_random_numbers() -> None:
+    records = base()
+    records.check("workers", losses=[2.0, 1.8, 1.1, 1.0])
+    random = change("workers", other_random="workers draw others")
+    row = Evaluation(records, {"workers": Candidate(random, None, "")}).row("workers")
+    assert (row.training, row.training_text) == ("unknown", "workers draw others, and losses differ by 24%")
 
 
 def test_a_change_that_diverges_or_fails() -> None:
@@ -159,6 +168,8 @@ def test_changes_together_may_do_what_each_may() -> None:
     changes = [change("a", "same bits", 0.0), change("b", "another algorithm", 0.02), change("c", tolerance=0.01)]
     both = together(changes)
     assert (both.name, both.numbers, both.tolerance) == ("a+b+c", "another algorithm", pytest.approx(0.03))
+    workers = change("w", other_random="workers draw others")
+    assert (both.other_random, together([changes[0], workers]).other_random) == ("", "workers draw others")
     assert together([changes[0], changes[2]]).numbers == "rounding"
     with pytest.raises(ValueError, match="at least one"):
         together([])

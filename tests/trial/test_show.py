@@ -130,6 +130,14 @@ def test_a_gain_above_the_bound_is_named(low: float, expected: bool) -> None:
     assert ("gains more than its advice promises" in text(answer(row))) is expected
 
 
+@pytest.mark.parametrize(("training", "expected"), [("unknown", True), ("rounding", False)])
+def test_unknown_training_is_named(training: str, expected: bool) -> None:
+    row = Row(
+        changes=["w"], title="", verdict="faster", speedup=2.0, training=training, training_text="no loss was seen"
+    )
+    assert ("w: unknown whether training stays the same: no loss was seen" in text(answer(row))) is expected
+
+
 def test_a_change_that_is_undecided() -> None:
     row = Row(changes=["fused"], title="", verdict="undecided", reason="its speedup may be 0.90 to 1.20", speedup=1.1)
     shown = text(answer(row))
