@@ -46,7 +46,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     Example:
         >>> Tried(change="compile", outcome="faster", speedup=1.42, low=1.39, high=1.45).words
-        '1.42 ± 0.03'
+        '1.42 (1.39–1.45)'
         >>> Tried(change="fp16", outcome="other training", speedup=1.2, low=1.1, high=1.3).words
         'changes training'
     """
@@ -75,11 +75,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The outcome in a few words; a gain is a number with half the width of its interval."""
+        """The outcome in a few words; a gain is a number with its interval."""
         if self.outcome != "faster" or self.speedup is None:
             return _WORDS[self.outcome]
-        known = self.low is not None and self.high is not None
-        return f"{self.speedup:.2f}" + (f" ± {(self.high - self.low) / 2:.2f}" if known else "")  # type: ignore[operator]
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.speedup:.2f}{interval}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
