@@ -88,11 +88,6 @@ class KerasSession(Session):
         """
         self._on_data.append((self.installing, change))
 
-    def withdraw(self, name: str, reason: str) -> None:
-        """Note that a change that was applied has no effect, with the reason."""
-        self.result.applied.pop(name, None)
-        self.skipped(name, reason)
-
     # ---------------------------------------------------------------- steps
 
     def starts(self) -> None:
@@ -112,6 +107,7 @@ class KerasSession(Session):
                 return
             if self._source is None:
                 self.restart(self._called or None)
+                self.result.trains = True
             self._source = weakref.ref(source)
         elif self._source is not None:
             return

@@ -140,6 +140,8 @@ class Result(msgspec.Struct, kw_only=True):
     """Where each change was applied, such as ``{"fused": "AdamW"}``."""
     skipped: dict[str, str] = {}
     """Why a change was not applied, a clause."""
+    trains: bool = False
+    """Whether the steps are those of a training; False: calls of a model in inference, or there are none."""
     warmup: int = 0
     """Steps before the measured ones."""
     step_ns: list[int] = []

@@ -73,6 +73,11 @@ class Session:
         """Note why a change is not in effect, a clause. A later reason replaces an earlier one."""
         self.result.skipped[name] = reason
 
+    def withdraw(self, name: str, reason: str) -> None:
+        """Note that a change that was applied has no effect, with the reason."""
+        self.result.applied.pop(name, None)
+        self.skipped(name, reason)
+
     def after_step(self, call: Callable[[int], object]) -> None:
         """Call a function with the number of counted steps after each step. Its time belongs to no step."""
         self._step_calls.append(call)
@@ -139,6 +144,7 @@ class Session:
         self._interrupt.dismiss()
         result = self.result
         result.framework = self.framework if result.step_ns else ""
+        result.trains = result.trains and bool(result.step_ns)
         result.ended = result.ended or "program"
         for name in result.applied:
             result.skipped.pop(name, None)

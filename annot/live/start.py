@@ -13,7 +13,7 @@ import msgspec
 import wrapt
 
 from annot.emit import guard
-from annot.live.request import Request
+from annot.live.request import Request, Result
 from annot.live.session import Session, first_line, resolve
 from annot.util.whole_files import write_file
 
@@ -71,12 +71,24 @@ def _seed_python(seed: int) -> None:
 
 
 def _write(request: Request, sessions: list[Session]) -> None:
-    """Write the result of the session with the most steps."""
-    session = max(sessions, key=lambda session: len(session.result.step_ns), default=Session(request))
+    """Write the result of the session that trains, or of that with the most steps, unless the file has a better one."""
+    session = max(sessions, key=_has_measured, default=Session(request))
     path = Path(request.result)
-    if os.environ.get("RANK", "0") != "0" or (not session.result.step_ns and path.exists()):
-        return  # another process of the command has measured
+    if os.environ.get("RANK", "0") != "0" or _is_less(session.result, path):
+        return
     error = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     result = session.finish()
     result.error = first_line(error) if error is not None else ""
     write_file(path, [msgspec.json.encode(result)], force=True)
+
+
+def _has_measured(session: Session) -> tuple[bool, int]:
+    return session.result.trains, len(session.result.step_ns)
+
+
+def _is_less(result: Result, path: Path) -> bool:
+    """Return whether the process that has written a file measured a training instead of inference, or any steps."""
+    if not result.step_ns:
+        return path.exists()
+    before = guard.attempt(lambda: msgspec.json.decode(path.read_bytes(), type=Result), otherwise=Result())
+    return before.trains and not result.trains

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -83,6 +85,8 @@ class LossScaler:
         self._session = session
         self._autocast = autocast
         self._scale: Any = None
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        session.patches.wrap(Optimizer, "__init__", self._optimizer_made)
         session.replace_backward(self.run_backward)
         session.around_steps(self.before_step, self.after_step)
 
@@ -98,18 +102,27 @@ class LossScaler:
         if earlier:  # of an earlier backward of the same step, or zeros
             torch._foreach_mul_(earlier, self._scale)
         result = backward(root * self._scale)
+        self._unscale(self._gradients())
+        return result
+
+    def _unscale(self, scaled: Iterable[torch.Tensor]) -> None:
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for gradient in self._gradients():
+        for gradient in scaled:
             by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
         for (device, _), gradients in by_kind.items():
             overflow, inverse = self._overflow.to(device), self._scale.to(device).double().reciprocal().float()
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, inverse)
             self._overflow.copy_(torch.maximum(self._overflow, overflow.to(self._overflow.device)))
-        return result
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Drop the gradients of the optimizer if one is infinite or NaN. Reading this waits for the device."""
-        if self._scale is not None and bool(self._overflow):
+        if self._scale is None:
+            return
+        if optimizer not in self._optimizers:  # a copy
+            unscaled = set(map(id, self._gradients()))
+            self._optimizers.add(optimizer)
+            self._unscale([gradient for gradient in self._gradients() if id(gradient) not in unscaled])
+        if bool(self._overflow):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
@@ -120,6 +133,13 @@ class LossScaler:
             torch._amp_update_scale_(self._scale, self._growth, self._overflow, _GROWTH, _BACKOFF, _GROWTH_INTERVAL)
             self._overflow.zero_()
 
+    def _optimizer_made(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.add(optimizer)
+
     def _gradients(self) -> Iterable[torch.Tensor]:
-        parameters = {id(parameter): parameter for model in self._session.models for parameter in model.parameters()}
+        """Return the gradients of the models and of the optimizers, which may step parameters outside models."""
+        stepped = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
+        lists = chain((model.parameters() for model in self._session.models), stepped)
+        parameters = {id(parameter): parameter for parameter in chain.from_iterable(lists)}
         return (parameter.grad for parameter in parameters.values() if parameter.grad is not None)

@@ -11,7 +11,8 @@ import os
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from annot.live.builtin_calls import can_watch, watch_builtins
 from annot.live.torch_amp import Autocast, LossScaler
 from annot.live.torch_session import TorchSession
 from annot.torch.module_paths import OPTIMIZED, inner
@@ -30,6 +32,10 @@ _AMPERE: Final = (8, 0)
 _CONVOLUTIONS: Final = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _CONVOLUTIONS_2D: Final = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 _FUSED_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
+_ATTENTION: Final = "scaled_dot_product_attention"
+_FAST_PATHS: Final = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+"""Functions of `torch.nn.MultiheadAttention` and its encoder layer in inference. On a GPU they compute attention as
+`scaled_dot_product_attention` does."""
 _OURS: Final = "annot_change"
 """Attribute of compiled calls that a change has compiled."""
 
@@ -67,6 +73,7 @@ def compile_blocks(session: TorchSession) -> None:
             session.skipped(name, f"{_name(model)} has no repeated blocks")
 
     session.on_model(change)
+    _withdraw_without_graphs(session, name)
 
 
 def _compile_models(session: TorchSession, name: str, mode: str = "default") -> None:
@@ -78,6 +85,18 @@ def _compile_models(session: TorchSession, name: str, mode: str = "default") -> 
             session.applied(name, _name(model))
 
     session.on_model(change)
+    _withdraw_without_graphs(session, name)
+
+
+def _withdraw_without_graphs(session: TorchSession, name: str) -> None:
+    """Withdraw a compilation that has made no graph by the end of the warm-up, as under `torch.compiler.disable`."""
+
+    def check(steps: int) -> None:
+        ends_warmup = name in session.result.applied and steps == max(1, session.warmup)
+        if ends_warmup and not session.compiled_graphs() and session.may_end():
+            session.withdraw(name, "torch.compile compiled no graph of the model")
+
+    session.after_step(check)
 
 
 def _refuses_compilation(session: TorchSession, name: str, model: torch.nn.Module) -> bool:
@@ -265,20 +284,38 @@ def sdpa_math(session: TorchSession) -> None:
 
 def _attention(session: TorchSession, name: str, backend: Any) -> None:
     on: list[bool] = []
+    uncalled: set[int] = set()
 
     def change(model: torch.nn.Module) -> None:
         reason = _why_no_attention(session, model, backend)
         if reason:
             session.skipped(name, reason)
-        else:
-            on.append(True)
+            return
+        on.append(True)
+        if _hides_calls(model):
             session.applied(name, _name(model))
+        else:
+            uncalled.add(id(model))
 
-    def enter(model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return sdpa_kernel(backend) if on else nullcontext()
+    @contextmanager
+    def enter(model: torch.nn.Module) -> Iterator[None]:
+        with sdpa_kernel(backend) if on else nullcontext(), ExitStack() as first_call:
+            if id(model) in uncalled:
+                uncalled.discard(id(model))
+                session.skipped(name, f"the model calls no {_ATTENTION}")
+                functions = {_ATTENTION, *(_FAST_PATHS if _device(model) == "cuda" else ())}
+                note = partial(session.applied, name, _name(model))
+                first_call.enter_context(watch_builtins(functions, note))
+            yield
 
     session.on_model(change)
     session.around_calls(enter)
+
+
+def _hides_calls(model: torch.nn.Module) -> bool:
+    """Return whether a call of a model does not show which functions the model calls."""
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return scripted or isinstance(model, torch.nn.DataParallel) or not can_watch()
 
 
 def _why_no_attention(session: TorchSession, model: torch.nn.Module, backend: Any) -> str:

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final
 
 import torch
+import wrapt
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -38,7 +39,7 @@ from annot.torch.module_paths import is_keras
 from annot.torch.optimizer import wrap_closure
 
 _SKIPPED: Final = (
-    *("annot.emit.guard", "annot.emit.patches"),
+    *("annot.emit.guard", "annot.emit.patches", "annot.live.builtin_calls"),
     *("annot.live.session", "annot.live.torch_amp", "annot.live.torch_session"),
 )
 """Modules whose functions torch.compile would compile after a graph break."""
@@ -49,9 +50,16 @@ def start(request: Request) -> TorchSession:
     """Set the seed, install the hooks, and return the session."""
     if request.seed is not None:
         torch.manual_seed(request.seed)
+        if request.losses:
+            wrapt.register_post_import_hook(_draw_as_uncompiled, "torch._inductor.config")
     session = TorchSession(request)
     session.install()
     return session
+
+
+def _draw_as_uncompiled(config: Any) -> None:
+    """Let compiled code draw the random numbers of uncompiled code, so that losses of both can be compared."""
+    config.fallback_random = True
 
 
 # Globals, because torch.compile compiles again when the closure of a traced function is gone.
@@ -100,7 +108,6 @@ class TorchSession(Session):
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: weakref.ref[Any] | None = None  # the optimizer or model whose steps or calls count
-        self._trains = False
         self._call_start: int | None = None
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
 
@@ -205,7 +212,7 @@ class TorchSession(Session):
         thread = self._thread
         if thread.inside or current_node() is not None:
             return inner(*args, **kwargs)
-        if not self._trains:
+        if not self.result.trains:
             self._call_start = time.perf_counter_ns() if torch.is_grad_enabled() else None
         self.begin()
         for name, change in self._on_inputs:
@@ -218,7 +225,7 @@ class TorchSession(Session):
                 result = inner(*args, **kwargs)
         finally:
             thread.inside = False
-        if not self._trains:
+        if not self.result.trains:
             self._call_ends(model, result)
         return result
 
@@ -236,8 +243,8 @@ class TorchSession(Session):
 
     def _train(self) -> None:
         """Note that the program trains: calls of models before the first backward and step are no steps."""
-        if not self._trains:
-            self._trains = True
+        if not self.result.trains:
+            self.result.trains = True
             self._counted = None
             if self.result.step_ns:
                 self.restart(self._call_start)
@@ -303,15 +310,15 @@ class TorchSession(Session):
         return original(loader)
 
     def _open_window(self) -> None:
-        super()._open_window()
-        if self.result.step_ns and self.may_end():
+        if self.result.step_ns and self.may_end():  # before the window: it scans the heap
             self._search.undo()
+        super()._open_window()
 
     # ---------------------------------------------------------------- what the session says
 
     def may_end(self) -> bool:
         """Return whether the program trains, or has no optimizer. An evaluation may come before the training."""
-        return self._trains or not any(issubclass(type(instance), Optimizer) for instance in gc.get_objects())
+        return self.result.trains or not any(issubclass(type(instance), Optimizer) for instance in gc.get_objects())
 
     def wait(self) -> None:
         """Wait until all devices of the models have completed all work."""

@@ -150,6 +150,18 @@ def test_gradients_of_fp16_add_up_over_two_backwards() -> None:
     assert_as_by_hand(edited(twice), edited(FP16, *SCALED, scaled), "fp16")
 
 
+@pytest.mark.parametrize("copied", ["", "\noptimizer = copy.copy(optimizer)"])
+def test_gradients_of_fp16_are_unscaled_for_parameters_outside_models(copied: str) -> None:
+    outside = (
+        ("optimizer = ", "factor = nn.Parameter(torch.ones(3))\noptimizer = "),
+        ("AdamW(model.parameters(), lr=0.01)", f"SGD([*model.parameters(), factor], lr=0.01){copied}"),
+        ("model(x), y", "model(x) * factor, y"),
+        ("loss = loss_of(x, y)", "loss_of(x[:4], y[:4]).backward()\n        loss = loss_of(x, y)"),
+    )
+    scaled = ("loss_of(x[:4], y[:4]).backward()", "scaler.scale(loss_of(x[:4], y[:4])).backward()")
+    assert_as_by_hand(edited(*outside), edited(FP16, *SCALED, *outside, scaled), "fp16")
+
+
 def test_fp16_skips_steps_with_a_closure_whose_gradients_overflow() -> None:
     closure = "optimizer.step(lambda: (optimizer.zero_grad(), loss_of(x, y), loss_of(x, y).backward())[1])"
     program = edited(
@@ -263,6 +275,41 @@ def test_attention_uses_the_back_end_of_the_change() -> None:
     assert reason("sdpa-efficient", attention) == "it needs a GPU"
 
 
+MODEL = "MODEL = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))"
+HEADS = """
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.outputs = nn.MultiheadAttention(6, 2), nn.Linear(6, 3)
+    def forward(self, x):
+        return self.outputs(self.heads(x, x, x, need_weights=False)[0])
+MODEL = Heads()"""
+
+
+COMPILED = ("model = MODEL", "model = torch.compile(MODEL, backend='eager')")
+PROFILER = ("# clip", "print(__import__('sys').getprofile())")
+
+
+@pytest.mark.parametrize("edits", [(PROFILER,), (PROFILER, COMPILED)])
+@pytest.mark.parametrize("model", [ATTENTION, HEADS])
+def test_attention_is_changed_where_a_model_calls_it(model: str, edits: tuple[tuple[str, str], ...]) -> None:
+    result, process = measured(edited((MODEL, model), *edits), "sdpa-math")
+    assert result.applied.keys() == {"sdpa-math"}, process.stderr
+    assert result.recompiled == 0
+    assert set(process.stdout.split()) == {"None"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("loss = loss_of", "nn.functional.scaled_dot_product_attention(x, x, x); loss = loss_of"),
+        (MODEL, HEADS.replace("need_weights=False", "need_weights=True")),
+    ],
+)
+def test_attention_is_not_changed_where_no_model_calls_it(edit: tuple[str, str]) -> None:
+    assert reason("sdpa-math", edited(edit, PROFILER)) == "the model calls no scaled_dot_product_attention"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -353,6 +400,29 @@ def test_the_model_is_one_compiled_graph() -> None:
     assert compiled("compile") == ({"compile": "Sequential"}, [1] * 4)
     net = ("MODEL = nn.Seq", BLOCK.replace("Linear(6, 6)", "Linear(6, 3)") + "MODEL = Block(); old = nn.Seq")
     assert compiled("compile-max-autotune", net) == ({"compile-max-autotune": "Block"}, [1] * 4)
+
+
+@pytest.mark.parametrize("name", ["compile", "compile-blocks"])
+@pytest.mark.parametrize("before", ["", "with torch.no_grad():\n    for _ in range(4): model(torch.ones(8, 6))"])
+def test_a_compilation_without_a_graph_is_skipped(name: str, before: str) -> None:
+    disabled = BLOCK.replace("    def forward", "    @torch.compiler.disable\n    def forward")
+    blocks = f"{disabled}MODEL = nn.Sequential(Block(), Block(), nn.Linear(6, 3)); old = nn.Seq"
+    whole = f"{disabled.replace('Linear(6, 6)', 'Linear(6, 3)')}MODEL = Block(); old = nn.Seq"
+    model = ("MODEL = nn.Seq", blocks if name == "compile-blocks" else whole)
+    edits = (model, (EAGER[0], f"{EAGER[1]}\n{before}"))
+    assert reason(name, edited(*edits)) == "torch.compile compiled no graph of the model"
+
+
+def test_graphs_of_a_training_count_after_an_evaluation_without_one() -> None:
+    forward = "return self.inner(x).relu() if self.training else plain(self, x)"
+    block = BLOCK.replace("Linear(6, 6)", "Linear(6, 3)").replace("return self.inner(x).relu()", forward)
+    block = f"plain = torch.compiler.disable(lambda block, x: block.inner(x)){block}MODEL = Block(); old = nn.Seq"
+    evaluation = f"MODEL.eval()\nwith torch.no_grad():\n    for _ in range(4): model(torch.ones(8, 6))\n{GRAPHS}"
+    applied, graphs = compiled(
+        "compile", ("MODEL = nn.Seq", block), ("for _ in range(9)", f"{evaluation}\nMODEL.train()\nfor _ in range(9)")
+    )
+    assert applied == {"compile": "Block"}
+    assert graphs == [0, 1, 1, 1, 1]
 
 
 def test_a_model_that_contains_another_one_is_compiled_too() -> None:

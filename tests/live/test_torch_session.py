@@ -8,7 +8,7 @@ import textwrap
 import forked
 import pytest
 import torch
-from measured import measured
+from measured import measured, measured_in_turn
 
 NET = """
 import atexit, torch
@@ -86,6 +86,24 @@ def test_losses_repeat_with_a_seed_and_an_infinite_one_is_none() -> None:
     assert [value is None for value in infinite.losses] == [False, True, True]
 
 
+@pytest.mark.parametrize(("losses", "seed", "falls_back"), [(2, 0, True), (0, 0, False), (2, None, False)])
+def test_compiled_code_draws_the_numbers_of_uncompiled_code_where_losses_are_compared(
+    losses: int, seed: int | None, falls_back: bool
+) -> None:
+    program = "import torch._inductor.config; print(torch._inductor.config.fallback_random)"
+    _, process = measured(program, losses=losses, seed=seed)
+    assert process.stdout == f"{falls_back}\n", process.stderr
+
+
+@pytest.mark.slow
+def test_a_compiled_model_with_dropout_trains_as_an_uncompiled_one() -> None:
+    program = TRAIN.replace("net()\noptimizer", "torch.nn.Sequential(net(), torch.nn.Dropout())\noptimizer")
+    plain, _ = measured(program, losses=3)
+    compiled, process = measured(program, "compile", losses=3)
+    assert compiled.applied == {"compile": "Sequential"}, process.stderr
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
 def test_the_hash_is_that_of_parameters_and_buffers_by_name() -> None:
     show = """finally:
     import hashlib
@@ -113,6 +131,40 @@ with torch.no_grad():
     assert (result.ended, len(result.step_ns)) == ("steps", 4)
     assert result.losses == printed_losses(process.stdout)[:2]
     assert process.stdout.count("loss") == 3  # the last step ends inside its call
+
+
+INFERENCE = f"{NET}model = net()\nwith torch.no_grad():\n    for _ in range(20): model(batch()[0])"
+
+
+@pytest.mark.parametrize(
+    ("programs", "trains", "steps"),
+    [
+        ([TRAIN, INFERENCE, "import torch"], True, 4),
+        ([INFERENCE, TRAIN], True, 4),
+        ([INFERENCE, INFERENCE.replace("range(20)", "range(2)")], False, 2),
+        ([TRAIN.replace("optimizer.step()", "raise SystemExit"), INFERENCE], False, 4),
+    ],
+)
+def test_the_result_of_a_command_is_that_of_its_training(programs: list[str], trains: bool, steps: int) -> None:
+    result, process = measured_in_turn(programs)
+    assert (result.trains, len(result.step_ns)) == (trains, steps), process.stderr
+
+
+def test_the_heap_is_scanned_outside_the_measured_steps() -> None:
+    watch = """
+import gc, annot.live.torch_session as live
+scan = gc.get_objects
+def watched():
+    print("window", live._session._window_start, live._session.result.window_ns is not None)
+    return scan()
+gc.get_objects = watched
+"""
+    loop = "model = net()\nwith torch.no_grad():\n    for _ in range(9): model(batch()[0])"
+    result, process = measured(f"{NET}{watch}{loop}")
+    assert result.ended == "steps", process.stderr
+    opens, closes = process.stdout.splitlines()
+    assert opens == "window None False"
+    assert closes.endswith(" True")
 
 
 def test_an_evaluation_before_the_training_counts_no_steps() -> None:
@@ -203,8 +255,8 @@ class Wrapped(torch.nn.Module):
 wrapped = Wrapped()
 steps = 0""",
     )
-    result, process = measured(program, "sdpa-math")
-    assert result.applied == {"sdpa-math": "Wrapped"}, process.stderr
+    result, process = measured(program, "bf16")
+    assert result.applied == {"bf16": "Wrapped"}, process.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,19 @@ def measured(program: str, *changes: str, **asked: Any) -> tuple[Result, subproc
         changes: names of changes of PyTorch.
         asked: fields of the request; by default 1 step of warm-up and 3 measured ones.
     """
+    return measured_in_turn([program], *changes, **asked)
+
+
+def measured_in_turn(
+    programs: list[str], *changes: str, **asked: Any
+) -> tuple[Result, subprocess.CompletedProcess[str]]:
+    """Run the programs of a command one after another, and return its result and the last process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         fields = {"warmup": 1, "steps": 3, "seed": 0, "changes": live(*changes), **asked}
         environ = {**os.environ, **variables(Request(result=str(path), **fields))}
-        process = forked.python(_START + program, env=environ)
+        for program in programs:
+            process = forked.python(_START + program, env=environ)
         result = read_result(path)
     assert result is not None, process.stderr
     return result, process

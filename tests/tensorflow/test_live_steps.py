@@ -60,6 +60,7 @@ def test_a_step_is_an_update_of_the_first_optimizer(train: Callable[[Any], None]
     assert result.window_ns >= sum(result.step_ns[4:]) > 0
     losses, parameters = exact_losses(12)
     assert result.losses == pytest.approx(losses, rel=1e-5)
+    assert result.trains
     if train in (fit_data, on_batches) or (train is fit and not compiled):
         assert result.parameters == parameters
 
@@ -147,6 +148,7 @@ def test_inference_counts_if_nothing_trains(method: str) -> None:
                 getattr(model, method)(x, *([y] if method == "evaluate" else []), batch_size=BATCH, verbose=0)
             else:
                 {"call": model, "function": function, "predict_on_batch": model.predict_on_batch}[method](x)
+    assert not session.result.trains
     assert (len(session.result.step_ns), session.result.ended) == (7, "steps")
 
 
