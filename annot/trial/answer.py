@@ -112,6 +112,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     device: str
     """``cpu`` or ``cuda``."""
+    trains: bool
+    """Whether the steps are those of a training; False: calls of a model in inference."""
     warmup: int
     steps: int
     """Steps before the measured ones of a run, and measured steps."""

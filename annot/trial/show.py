@@ -64,7 +64,8 @@ def _heading(answer: Answer) -> str:
     rounds = f"{runs} round{'' if runs == 1 else 's'} of {answer.steps} steps after {answer.warmup}"
     time = "" if answer.step_ns is None else f"{duration(answer.step_ns)} per step without changes, "
     unfinished = "" if answer.complete else "; interrupted, these runs had finished"
-    return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}, {rounds}{unfinished}"
+    inference = "" if answer.trains else ", inference"
+    return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
 def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:

@@ -117,6 +117,7 @@ class Trial:
             complete=self.complete,
             framework=self.runs.framework,
             device=first[0].result.device if first else "",
+            trains=bool(first) and first[0].result.trains,
             warmup=self.runs.program.warmup,
             steps=self.steps,
             level=speed.LEVEL,

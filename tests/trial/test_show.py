@@ -58,6 +58,7 @@ def answer(*rows: Row, **values: Any) -> Answer:
         "complete": True,
         "framework": "torch",
         "device": "cuda",
+        "trains": True,
         "warmup": 3,
         "steps": 30,
         "level": 0.01,
@@ -111,6 +112,11 @@ def test_the_table_of_changes() -> None:
 def test_a_wide_interval(high: float, expected: str) -> None:
     row = Row(changes=["fused"], title="", verdict="same speed", speedup=1.3, low=0.5, high=high)
     assert expected in text(answer(row)).splitlines()[2].split()
+
+
+def test_an_inference_is_named() -> None:
+    heading = text(answer(FUSED, trains=False)).splitlines()[0]
+    assert heading == "12.000 ms per step without changes, GPU, inference, 5 rounds of 30 steps after 3"
 
 
 def test_what_to_apply_and_what_not() -> None:

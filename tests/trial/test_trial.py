@@ -74,6 +74,7 @@ def test_rounds_are_in_turns(tmp_path: Path) -> None:
     assert [row.name for row in answer.rows] == ["compile", "bf16", "fused"]
     assert answer.best is not None
     assert answer.best.speedup == pytest.approx(2.0)
+    assert answer.trains
     assert (answer.complete, answer.steps, answer.step_ns) == (True, 12, pytest.approx(10.02e6))
     assert any(line.startswith("plan: compile, bf16, fused; 3 rounds of 12 steps each, about") for line in said)
 
