@@ -202,7 +202,7 @@ def layer_row(times: LayerTimes, step: float | None) -> LayerRow:
         >>> halved = AlternativeTimes(name="compile", times_ns=[10.0, 10.0])
         >>> times = LayerTimes(path="fc", kind="Linear", calls=2, times_ns=[20.0, 20.0], alternatives=[halved])
         >>> row = layer_row(times, 80.0)
-        >>> row.share, row.gains[0].speedup, round(row.gains[0].step_speedup, 3)
+        >>> row.share, round(row.gains[0].speedup, 3), round(row.gains[0].step_speedup, 3)
         (0.5, 2.0, 1.333)
     """
     alone = median(times.times_ns) if times.times_ns else None

@@ -75,7 +75,7 @@ def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> 
 
     Example:
         >>> slow, fast = (Result(step_ns=[ns] * 12, device="cpu") for ns in (3_000_000, 2_000_000))
-        >>> speedup([slow, slow], [fast, fast], 1.0).factor
+        >>> round(speedup([slow, slow], [fast, fast], 1.0).factor, 3)
         1.5
     """
     if not before or not after:
@@ -87,7 +87,7 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
     """Return the speedup of independent times (ns) over others; None: a side has none, or a time of 0.
 
     Example:
-        >>> ratio([3.0, 3.0], [2.0, 2.0]).factor
+        >>> round(ratio([3.0, 3.0], [2.0, 2.0]).factor, 3)
         1.5
     """
     shift = Evidence((len(before), len(after)), True, LEVEL).shift((*before, *after)) if before and after else None

@@ -70,7 +70,7 @@ def same_training(
     Example:
         >>> base = Result(losses=[2.0, 1.5])
         >>> same_training(base, base, Result(losses=[2.0, 1.8]), numbers="rounding", tolerance=0.01).text
-        'changes training from step 2 on: losses differ by 20%'
+        'changes training from step 2 on: losses differ by 17%'
     """
     finite = _finite(base.losses)
     if not finite:
