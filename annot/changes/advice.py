@@ -21,7 +21,7 @@ def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFr
         changes   the changes of the advice that can help this program
         trial     the command that tries them, such as ``annot try --change compile -- python train.py``; with ``...``
                   if the profile does not name its program; null: there are none
-        tried     what was measured earlier, such as ``compile 1.42 ± 0.03``; null: nothing
+        tried     what was measured earlier, such as ``compile 1.42 (1.39–1.45)``; null: nothing
     """
     facts = facts or Facts(attribution)
     table = rules.by_advice(attribution, facts)

@@ -50,5 +50,7 @@ class Change:
     """How the change is written by hand, one line or a few."""
     fits: Callable[[Facts], str]
     """Return why the change cannot help the program of a profile, a clause without full stop; empty: it may help."""
+    other_random: str = ""
+    """Why the program may draw other random numbers, a clause: other losses prove nothing then. Empty: it does not."""
     group: str = ""
     """Changes of one group exclude each other, such as "compile" for the modes of torch.compile; empty: none."""

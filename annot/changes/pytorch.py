@@ -196,6 +196,7 @@ def _change(
     code: str,
     numbers: Numbers = "rounding",
     tolerance: float = REORDERED,
+    other_random: str = "",
 ) -> Change:
     return Change(
         name=name,
@@ -206,6 +207,7 @@ def _change(
         tolerance=tolerance if numbers == "rounding" else 0.0,
         code=code,
         fits=fits,
+        other_random=other_random,
         group=next((group for group, names in _GROUPS.items() if name in names), ""),
     )
 
@@ -266,6 +268,7 @@ CHANGES: Final = (
         _workers,
         "DataLoader(dataset, ..., num_workers=len(os.sched_getaffinity(0)), persistent_workers=True)",
         "same bits",
+        other_random="worker processes draw other random numbers than the main process",
     ),
     _change("pinned", "pinned memory", _pinned, "DataLoader(dataset, ..., pin_memory=True)", "same bits"),
     _change(

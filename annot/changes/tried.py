@@ -21,8 +21,9 @@ from annot.util.data_folder import data_folder
 from annot.util.program import Program
 from annot.util.whole_files import write_file
 
-Outcome: TypeAlias = Literal["faster", "same speed", "slower", "other training", "unsteady", "failed"]
-"""faster: worth applying; other training: losses or parameters differ; unsteady: steps take unequal times."""
+Outcome: TypeAlias = Literal["faster", "undecided", "same speed", "slower", "other training", "unsteady", "failed"]
+"""faster: worth applying; undecided: the interval is too wide; other training: losses or parameters differ; unsteady:
+steps take unequal times."""
 
 _FORMAT: Final = "annot tried 1"
 _LARGEST: Final = 1 << 18
@@ -31,6 +32,7 @@ _MOST: Final = 200
 """Maximum number of changes in a file. The oldest are left out."""
 _WORDS: Final[Mapping[Outcome, str]] = {
     "faster": "faster",
+    "undecided": "undecided",
     "same speed": "no gain",
     "slower": "no gain",
     "other training": "changes training",
@@ -44,7 +46,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     Example:
         >>> Tried(change="compile", outcome="faster", speedup=1.42, low=1.39, high=1.45).words
-        '1.42 ± 0.03'
+        '1.42 (1.39–1.45)'
         >>> Tried(change="fp16", outcome="other training", speedup=1.2, low=1.1, high=1.3).words
         'changes training'
     """
@@ -73,11 +75,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The outcome in a few words; a gain is a number with half the width of its interval."""
+        """The outcome in a few words; a gain is a number with its interval."""
         if self.outcome != "faster" or self.speedup is None:
             return _WORDS[self.outcome]
-        known = self.low is not None and self.high is not None
-        return f"{self.speedup:.2f}" + (f" ± {(self.high - self.low) / 2:.2f}" if known else "")  # type: ignore[operator]
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.speedup:.2f}{interval}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):

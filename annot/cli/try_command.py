@@ -10,9 +10,9 @@ A run ends after --warmup and --steps steps, as after sys.exit(0): `finally` and
 writes, each run writes; --keep-going lets COMMAND finish. Standard input is empty. Output, profiles and records are in
 a new folder annot-try-1, annot-try-2, ...
 
-± is the confidence interval of the speedup. At most: what the advice promises. First steps: the time of the steps
-before the measured ones, in which a change may compile; it pays back after so many steps. A change that fails, changes
-training, compiles again and again or makes steps unequal is named and not recommended.
+Interval: the confidence interval of the speedup, from its low to its high end. At most: what the advice promises. First
+steps: the time of the steps before the measured ones, in which a change may compile; it pays back after so many steps.
+A change that fails, changes training, compiles again and again or makes steps unequal is named and not recommended.
 
 After a kill or Ctrl-C, which prints what is measured until then, the same command continues. The exit status is 5 if no
 change is faster.

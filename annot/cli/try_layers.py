@@ -46,11 +46,15 @@ def run(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) 
         command: the command to run.
     """
     from annot.collect.logged_run import terminable
+    from annot.errors import AnnotError
     from annot.trial.layer import run_layer
 
     question = _question(args, names, command)
     folder = args.keep or Path(tempfile.mkdtemp(prefix="annot-try-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     say(f"one run, layers {', '.join(question.patterns)} with {', '.join(question.changes)}")
     with terminable():
         answer = run_layer(question, folder)

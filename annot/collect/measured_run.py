@@ -67,11 +67,21 @@ class MeasuredRun:
         result = read_result(Path(self.request.result))
         if result is not None:
             return result
-        option = isolating_option(self.command)
-        if option:
-            return f"python {option} skips the start-up code of annot: remove the option"
-        failure = problem_of(status, self.log, self.timeout)
-        return failure or f"no Python process of the command wrote measurements: {last_line(self.log)}"
+        return unmeasured(self.command, problem_of(status, self.log, self.timeout), self.log)
+
+
+def unmeasured(command: Sequence[str], failure: str | None, log: Path) -> str:
+    """Return why no process of a command wrote measurements, a clause.
+
+    Args:
+        command: command and arguments.
+        failure: why the command failed; None: its exit status is 0.
+        log: its output.
+    """
+    option = isolating_option(command)
+    if option:
+        return f"python {option} skips the start-up code of annot: remove the option"
+    return failure or f"no Python process of the command wrote measurements: {last_line(log)}"
 
 
 def read_result(path: Path) -> Result | None:

@@ -6,6 +6,7 @@ It is made of the records of the finished runs only, so that an interrupted tria
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -17,11 +18,13 @@ from annot.trial import speed
 from annot.trial.records import BASE, Record
 from annot.trial.training import Training, repeats_losses, same_training
 
-Verdict: TypeAlias = Literal["faster", "same speed", "slower", "other training", "failed", "unsteady", "not measured"]
-"""faster: worth applying; other training: losses or parameters differ; unsteady: it compiles again and again, or steps
-take unequal times."""
+Verdict: TypeAlias = Literal[
+    "faster", "undecided", "same speed", "slower", "other training", "failed", "unsteady", "not measured"
+]
+"""faster: worth applying; undecided: the interval includes 1 and a step that is 5 % faster or slower; other training:
+losses or parameters differ; unsteady: it compiles again and again, or steps take unequal times."""
 _ORDER: Final[tuple[Verdict, ...]] = (
-    "faster", "same speed", "slower", "other training", "unsteady", "not measured", "failed"
+    "faster", "undecided", "same speed", "slower", "other training", "unsteady", "not measured", "failed"
 )  # fmt: skip
 _NUMBERS: Final[tuple[Numbers, ...]] = ("same bits", "rounding", "another algorithm")
 _RECOMPILES: Final = 0.25
@@ -39,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not worth applying, a clause; empty: it is, or the interval says so."""
     before_ns: float | None = None
     after_ns: float | None = None
-    """Time of a step (ns) without and with it, from runs in turns; None: not measured."""
+    """Time of a step (ns) without it, the middle of runs in turns, and that over `speedup`; None: not measured."""
     speedup: float | None = None
     """Before / after."""
     low: float | None = None
@@ -48,7 +51,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 0
     """Number of timed runs."""
     first_steps_ns: int | None = None
-    """Time of the steps before the measured ones (ns), in which it may compile: the longest of the runs."""
+    """Time of the steps before the measured ones (ns), in which it may compile: the longest of all runs.
+
+    The first one, which checks training under the profiler, fills the cache of compiled kernels for the others.
+    """
     pays_back: int | None = None
     """Steps after which it has made up for slower first steps; 0: they are not slower; None: never, or unknown."""
     peak_bytes: int | None = None
@@ -106,6 +112,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     device: str
     """``cpu`` or ``cuda``."""
+    trains: bool
+    """Whether the steps are those of a training; False: calls of a model in inference."""
     warmup: int
     steps: int
     """Steps before the measured ones of a run, and measured steps."""
@@ -153,6 +161,7 @@ def together(changes: Sequence[Change]) -> Change:
         live="",
         numbers=max((change.numbers for change in changes), key=_NUMBERS.index),
         tolerance=sum(change.tolerance for change in changes),
+        other_random=next((change.other_random for change in changes if change.other_random), ""),
         code="\n".join(change.code for change in changes),
         fits=lambda facts: "",
     )
@@ -175,7 +184,7 @@ class Evaluation:
         candidates = [self._candidates[each] for each in names]
         change, own = together([candidate.change for candidate in candidates]), self._of(name)
         training, times = self._training(change, own), self.speedup(name)
-        before, after = self._sides(name)
+        (before, after), checks = self._sides(name), (self._checks(BASE), self._checks(name))
         reason = next((record.problem for record in own if record.problem), "")
         verdict: Verdict = "failed" if reason else "not measured"
         if not reason and times is not None:
@@ -189,8 +198,8 @@ class Evaluation:
             verdict=verdict,
             reason=reason,
             **({} if times is None else _numbers(times)),
-            first_steps_ns=max(map(speed.first_steps_ns, after), default=None),
-            pays_back=None if times is None else speed.pays_back(before, after, times),
+            first_steps_ns=max(map(speed.first_steps_ns, results), default=None),
+            pays_back=None if times is None else speed.pays_back([(before, after), checks], times),
             peak_bytes=max((run.peak_bytes for run in after or results), default=None),
             training="" if training is None else training.verdict,
             training_text="" if training is None else training.text,
@@ -221,9 +230,9 @@ class Evaluation:
             changes=[],
             title="",
             verdict="not measured",
-            before_ns=sum(times) / len(times) if times else None,
+            before_ns=median(times) if times else None,
             runs=len(runs),
-            first_steps_ns=max(map(speed.first_steps_ns, runs), default=None),
+            first_steps_ns=max(map(speed.first_steps_ns, [*runs, *self._checks(BASE)]), default=None),
             peak_bytes=max((run.peak_bytes for run in runs), default=None),
             notes=_notes(self._of(BASE)),
         )
@@ -246,7 +255,14 @@ class Evaluation:
         if not base or not checks:
             return None
         again = base[1] if len(base) > 1 else None
-        return same_training(base[0], again, checks[0], numbers=change.numbers, tolerance=change.tolerance)
+        return same_training(
+            base[0],
+            again,
+            checks[0],
+            numbers=change.numbers,
+            tolerance=change.tolerance,
+            other_random=change.other_random,
+        )
 
     def _timed(self, stage: int | None) -> list[Record]:
         """The timed runs of an alternation."""
@@ -293,7 +309,11 @@ def _judged(times: speed.Speedup, training: Training | None, unsteadiness: str) 
         return "faster", ""
     if times.is_slower:
         return "slower", ""
-    return "same speed", "" if times.low is not None else "one round has no interval"
+    if times.is_same:
+        return "same speed", ""
+    if times.low is None or times.high is None:
+        return "undecided", "one round has no interval"
+    return "undecided", f"its speedup may be {times.low:.2f} to {times.high:.2f}: more --repeat or --steps narrow this"
 
 
 def _unsteadiness(before: Sequence[Result], after: Sequence[Result]) -> str:

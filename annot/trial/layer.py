@@ -13,6 +13,7 @@ import msgspec
 from annot.collect.measured_run import MeasuredRun
 from annot.errors import AnnotError
 from annot.live.request import AlternativeTimes, Difference, LayerRequest, LayerTimes, Request, Result
+from annot.trial.runs import NO_STEP
 from annot.trial.speed import LEVEL, ratio, step_ns
 
 ROUNDS: Final = 10
@@ -52,7 +53,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the change."""
     before_ns: float | None = None
     after_ns: float | None = None
-    """Middle time (ns) of forward and backward without and with the change; None: not measured."""
+    """Middle time (ns) of forward and backward without the change, and that over `speedup`; None: not measured."""
     speedup: float | None = None
     """Before / after, from blocks of calls in turns."""
     low: float | None = None
@@ -170,9 +171,7 @@ def _without_steps(result: Result, question: LayerQuestion) -> str:
     if result.framework not in ("", "torch"):
         return f"the program uses {result.framework}, and layers are timed alone only in PyTorch"
     steps, needed = len(result.step_ns), max(question.warmup, _WARMUP)
-    return (
-        f"the program ended after {steps} of the {needed} steps before it" if steps else "no step of a model was seen"
-    )
+    return f"the program ended after {steps} of the {needed} steps before it" if steps else NO_STEP
 
 
 def _answer(question: LayerQuestion, result: Result) -> LayerAnswer:
@@ -203,7 +202,7 @@ def layer_row(times: LayerTimes, step: float | None) -> LayerRow:
         >>> halved = AlternativeTimes(name="compile", times_ns=[10.0, 10.0])
         >>> times = LayerTimes(path="fc", kind="Linear", calls=2, times_ns=[20.0, 20.0], alternatives=[halved])
         >>> row = layer_row(times, 80.0)
-        >>> row.share, row.gains[0].speedup, round(row.gains[0].step_speedup, 3)
+        >>> row.share, round(row.gains[0].speedup, 3), round(row.gains[0].step_speedup, 3)
         (0.5, 2.0, 1.333)
     """
     alone = median(times.times_ns) if times.times_ns else None
@@ -229,8 +228,8 @@ def _gain(times: LayerTimes, alternative: AlternativeTimes, share: float | None)
     speedup = ratio(times.times_ns, alternative.times_ns)
     if speedup is not None:
         measured = {
-            "before_ns": median(times.times_ns),
-            "after_ns": median(alternative.times_ns),
+            "before_ns": speedup.before_ns,
+            "after_ns": speedup.after_ns,
             "speedup": speedup.factor,
             "low": speedup.low,
             "high": speedup.high,

@@ -25,7 +25,7 @@ import msgspec
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
 from annot.util.locked_folder import locked
-from annot.util.program import Program
+from annot.util.program import Program, digest_of_modules
 from annot.util.whole_files import write_file
 
 Kind: TypeAlias = Literal["check", "timed"]
@@ -44,6 +44,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The program of a trial. Runs of another program are measured again."""
 
     program: Program
+    modules: str
+    """SHA-256 of the Python files in the folder of the script."""
     collector: str
     version: str
     """Version of annot."""
@@ -51,7 +53,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @classmethod
     def of(cls, command: Sequence[str], collector: str) -> Identity:
         """Return the identity of a command in the working directory."""
-        return cls(program=Program.of(command), collector=collector, version=importlib.metadata.version("annot"))
+        return cls(
+            program=Program.of(command),
+            modules=digest_of_modules(command),
+            collector=collector,
+            version=importlib.metadata.version("annot"),
+        )
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

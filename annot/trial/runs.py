@@ -11,13 +11,17 @@ from typing import Final
 from annot.collect.alternate import RUNNING, keep_files, running_folder
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun, problem_of
-from annot.collect.measured_run import MeasuredRun, read_result
+from annot.collect.measured_run import MeasuredRun, read_result, unmeasured
 from annot.errors import AnnotError
 from annot.live.request import Request, Result, variables
 from annot.trial.records import BASE, Kind, Record, cache_variables, read_record, stem, write_record
 
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
+NO_STEP: Final = (
+    "no step of a model was seen: the program uses no model of PyTorch or Keras, changes weights without an optimizer, "
+    "or trains in a forked process"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,7 @@ class Runs:
             else:
                 status = self._measured(asked, log)
             seconds = time.monotonic() - start
-            result = read_result(Path(asked.result))
+            result, failure = read_result(Path(asked.result)), problem_of(status, log, None)
             Path(asked.result).unlink(missing_ok=True)
             keep_files(self.folder, last=f"{files}{suffix}")
         profile = f"{files}{suffix}"
@@ -135,7 +139,9 @@ class Runs:
             request=request,
             status=status,
             seconds=round(seconds, 3),
-            problem=problem(result, problem_of(status, log, None), request),
+            problem=unmeasured(self.program.command, failure, log)
+            if result is None
+            else problem(result, failure, request),
             result=result or Result(),
             profile=profile if (self.folder / profile).exists() else "",
         )
@@ -160,11 +166,11 @@ def _with_result(request: Request, path: str) -> Request:
     return Request(**{name: getattr(request, name) for name in request.__struct_fields__} | {"result": path})
 
 
-def problem(result: Result | None, failure: str | None, request: Request) -> str:
+def problem(result: Result, failure: str | None, request: Request) -> str:
     """Return why a run says nothing about its changes, a clause; empty: it does.
 
     Args:
-        result: what the process measured; None: it wrote nothing.
+        result: what the process measured.
         failure: why the command failed; None: its exit status is 0.
         request: what was asked.
 
@@ -173,8 +179,6 @@ def problem(result: Result | None, failure: str | None, request: Request) -> str
         >>> problem(Result(step_ns=[5, 5, 5], skipped={"fused": "no optimizer"}), None, asked)
         'not applied: no optimizer'
     """
-    if result is None:
-        return failure or "no Python process of the command that can import annot measured its steps"
     if result.error:
         return result.error
     skipped = [reason for name, reason in result.skipped.items() if name in request.changes]
@@ -182,7 +186,7 @@ def problem(result: Result | None, failure: str | None, request: Request) -> str
         return f"not applied: {'; '.join(skipped)}"
     missing = [name for name in request.changes if name not in result.applied]
     if not result.step_ns:
-        return failure or "no step of a model was seen"
+        return failure or NO_STEP
     if missing:
         return f"not applied: the program does not use what {' and '.join(missing)} would change"
     expected, steps = request.warmup + request.steps, len(result.step_ns)

@@ -16,11 +16,11 @@ from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
 from annot.trial.training import percent
 
-_COLUMNS: Final = ("Before", "After", "Speedup", "±", "Losses", "At most", "First steps", "Pays back", "Memory")
-_KEPT: Final = ("After", "Speedup", "±")
+_COLUMNS: Final = ("Before", "After", "Speedup", "Interval", "Losses", "At most", "First steps", "Pays back", "Memory")
+_KEPT: Final = ("After", "Speedup", "Interval")
 """Columns that a narrow terminal has, too."""
 _WIDE: Final = 100
-"""Half the width of an interval that says nothing."""
+"""Ends of intervals from which a number says nothing."""
 _MOST_CODE: Final = 3
 """Changes whose code is printed."""
 
@@ -41,7 +41,9 @@ def print_answer(answer: Answer, console: Console) -> None:
 def as_markdown(answer: Answer) -> Iterator[str]:
     """Yield an answer as Markdown, for pull requests and issues."""
     best = answer.best
-    verdict = "No change is faster" if best is None else f"{best.name}: {_speedup(best)} ± {_uncertainty(best)}"
+    verdict = "No change is faster"
+    if best is not None:
+        verdict = f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
     yield f"**{prose(verdict)}** – {prose(_heading(answer))}\n\n"
     measured = [row for row in answer.rows if row.speedup is not None]
     if measured:
@@ -62,7 +64,8 @@ def _heading(answer: Answer) -> str:
     rounds = f"{runs} round{'' if runs == 1 else 's'} of {answer.steps} steps after {answer.warmup}"
     time = "" if answer.step_ns is None else f"{duration(answer.step_ns)} per step without changes, "
     unfinished = "" if answer.complete else "; interrupted, these runs had finished"
-    return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}, {rounds}{unfinished}"
+    inference = "" if answer.trains else ", inference"
+    return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
 def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
@@ -90,7 +93,7 @@ def _row(answer: Answer, row: Row, unit: Unit) -> tuple[str, ...]:
         unit.show(row.before_ns),
         unit.show(row.after_ns),
         _speedup(row),
-        _uncertainty(row),
+        interval(row.low, row.high),
         f"±{percent(row.difference)}" if row.training == "rounding" and row.difference is not None else row.training,
         "" if row.promised is None else f"{row.promised:.2f}",
         "" if first is None else f"{first:,.2f} s",
@@ -103,18 +106,25 @@ def _speedup(row: Row) -> str:
     return "" if row.speedup is None else f"{row.speedup:.2f}"
 
 
-def _uncertainty(row: Row) -> str:
-    if row.low is None or row.high is None:
+def interval(low: float | None, high: float | None) -> str:
+    """Return the interval of a speedup as text; empty: there is none.
+
+    Example:
+        >>> interval(1.208, 1.36), interval(0.02, 4000.0)
+        ('1.21–1.36', '0.02–?')
+    """
+    if low is None or high is None:
         return ""
-    half = (row.high - row.low) / 2
-    return f"{half:.2f}" if half < _WIDE else "?"
+    return "–".join(f"{end:.2f}" if end < _WIDE else "?" for end in (low, high))
 
 
 def _advice(answer: Answer) -> list[str]:
     """What to write, the best changes first."""
     faster = [row for row in answer.rows if row.verdict == "faster"]
     if not faster:
-        return ["No change makes a step faster."] if answer.complete else []
+        undecided = any(row.verdict == "undecided" for row in answer.rows)
+        words = "The runs show no change that makes" if undecided else "No change makes"
+        return [f"{words} a step faster."] if answer.complete else []
     lines = []
     for row in faster[:_MOST_CODE]:
         lines.append(f"{row.name}, {_speedup(row)} times as fast:")
@@ -143,7 +153,9 @@ def _time(ns: float) -> str:
 
 def _others(answer: Answer) -> list[str]:
     """What is not worth applying and why, what was not tried, and what the runs showed."""
-    lines = [f"{row.name} is not recommended: {row.reason}" for row in answer.rows if row.reason]
+    lines = [f"{row.name} is {_judgement(row)}: {row.reason}" for row in answer.rows if row.reason]
+    unknown = [row for row in answer.rows if row.training == "unknown" and row.verdict == "faster"]
+    lines += [f"{row.name}: unknown whether training stays the same: {row.training_text}" for row in unknown]
     lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
     lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
     lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]
@@ -152,6 +164,10 @@ def _others(answer: Answer) -> list[str]:
     if answer.repeats:
         lines.append(answer.repeats)
     return lines
+
+
+def _judgement(row: Row) -> str:
+    return "undecided" if row.verdict == "undecided" else "not recommended"
 
 
 def _exceeds(row: Row) -> bool:

@@ -13,6 +13,7 @@ from annot.report.terminal.layout import fitted_table
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
+from annot.trial.show import interval
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:
@@ -48,7 +49,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
         f"Before, {unit.name}": [unit.show(gain.before_ns) for gain in gains],
         "After": [unit.show(gain.after_ns) for gain in gains],
         "Speedup": [f"{gain.speedup:.2f}" for gain in gains],
-        "±": [_uncertainty(gain) for gain in gains],
+        "Interval": [interval(gain.low, gain.high) for gain in gains],
         "Step": ["" if gain.step_speedup is None else f"{gain.step_speedup:.2f}" for gain in gains],
         "First call": ["" if gain.first_ns is None else f"{gain.first_ns / 1e9:,.2f} s" for gain in gains],
         "Numbers": [_numbers(gain) for gain in gains],
@@ -61,10 +62,6 @@ def _table(gains: Sequence[Gain], width: int) -> object:
 
 def _nth(texts: Sequence[str]) -> Callable[[int], str]:
     return lambda place: texts[place]
-
-
-def _uncertainty(gain: Gain) -> str:
-    return "" if gain.low is None or gain.high is None else f"{(gain.high - gain.low) / 2:.2f}"
 
 
 def _numbers(gain: Gain) -> str:

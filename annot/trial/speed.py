@@ -25,6 +25,8 @@ _SHARES: Final = (1.0, 0.5, 0.25)
 """Shares of the blocks, the fastest, that the time of a run may be from."""
 _UNEVEN: Final = 0.2
 """Interquartile range of the times of blocks, relative to their median, from which steps are unequal."""
+_SAME: Final = 1.05
+"""Factor, up or down, that an interval excludes if it shows that speeds are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class Speedup:
     """Times of a step on two sides, and their ratio.
 
     Args:
-        before_ns, after_ns: mean of the times of the runs (ns).
-        factor: before / after; above 1: faster.
+        before_ns: middle of the times of the runs (ns).
+        after_ns: `before_ns` / `factor` (ns).
+        factor: before / after, the middle of the ratios of all pairs of runs; above 1: faster.
         low, high: interval of the factor; None: too few runs.
         runs: number of runs of the side with fewer.
     """
@@ -55,6 +58,13 @@ class Speedup:
         """Whether the whole interval is below 1."""
         return self.high is not None and self.high < 1
 
+    @property
+    def is_same(self) -> bool:
+        """Whether the interval has 1, and excludes that a step is 5 % faster or slower."""
+        if self.low is None or self.high is None:
+            return False
+        return 1 / _SAME <= self.low <= 1 <= self.high <= _SAME
+
 
 def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> Speedup | None:
     """Return the speedup of runs over others; None: a side has no run.
@@ -65,7 +75,7 @@ def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> 
 
     Example:
         >>> slow, fast = (Result(step_ns=[ns] * 12, device="cpu") for ns in (3_000_000, 2_000_000))
-        >>> speedup([slow, slow], [fast, fast], 1.0).factor
+        >>> round(speedup([slow, slow], [fast, fast], 1.0).factor, 3)
         1.5
     """
     if not before or not after:
@@ -77,14 +87,15 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
     """Return the speedup of independent times (ns) over others; None: a side has none, or a time of 0.
 
     Example:
-        >>> ratio([3.0, 3.0], [2.0, 2.0]).factor
+        >>> round(ratio([3.0, 3.0], [2.0, 2.0]).factor, 3)
         1.5
     """
     shift = Evidence((len(before), len(after)), True, LEVEL).shift((*before, *after)) if before and after else None
     if shift is None:
         return None
     low, high = (1 / factor if factor else None for factor in (shift.high, shift.low))
-    return Speedup(fmean(before), fmean(after), 1 / shift.factor, low, high, min(len(before), len(after)))
+    middle, factor = median(before), 1 / shift.factor
+    return Speedup(middle, middle / factor, factor, low, high, min(len(before), len(after)))
 
 
 def step_ns(run: Result, share: float) -> float:
@@ -120,15 +131,21 @@ def first_steps_ns(run: Result) -> int:
     return sum(run.step_ns[: run.warmup])
 
 
-def pays_back(before: Sequence[Result], after: Sequence[Result], times: Speedup) -> int | None:
+def pays_back(sides: Iterable[tuple[Sequence[Result], Sequence[Result]]], times: Speedup) -> int | None:
     """Return after how many steps a program has made up for slower first steps; None: never; 0: they are not slower.
 
     The longest first steps count: later runs may use what the first one compiled.
+
+    Args:
+        sides: runs without and with the change, those with a profiler apart from those without.
+        times: times of the measured steps.
     """
-    if times.factor <= 1:
+    gained = times.before_ns - times.after_ns
+    if gained <= 0:
         return None
-    more = max(map(first_steps_ns, after)) - median(map(first_steps_ns, before))
-    return max(math.ceil(more / (times.before_ns - times.after_ns)), 0) + after[0].warmup if more > 0 else 0
+    pairs = [(before, after) for before, after in sides if before and after]
+    more = max(max(map(first_steps_ns, after)) - median(map(first_steps_ns, before)) for before, after in pairs)
+    return math.ceil(more / gained) + pairs[0][1][0].warmup if more > 0 else 0
 
 
 def unequal(before: Sequence[Result], after: Sequence[Result]) -> bool:

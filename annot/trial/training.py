@@ -49,7 +49,13 @@ class Training:
 
 
 def same_training(
-    base: Result, again: Result | None, changed: Result, *, numbers: Numbers, tolerance: float
+    base: Result,
+    again: Result | None,
+    changed: Result,
+    *,
+    numbers: Numbers,
+    tolerance: float,
+    other_random: str = "",
 ) -> Training:
     """Compare the first steps of a changed run with those of the base.
 
@@ -59,11 +65,12 @@ def same_training(
         changed: a run with the change.
         numbers: what the change may do to losses and parameters.
         tolerance: largest relative difference of losses that counts as rounding.
+        other_random: see `Change.other_random`.
 
     Example:
         >>> base = Result(losses=[2.0, 1.5])
         >>> same_training(base, base, Result(losses=[2.0, 1.8]), numbers="rounding", tolerance=0.01).text
-        'changes training from step 2 on: losses differ by 20%'
+        'changes training from step 2 on: losses differ by 17%'
     """
     finite = _finite(base.losses)
     if not finite:
@@ -80,6 +87,8 @@ def same_training(
         return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
     differences = _differences(finite, losses)
     largest, limit = _largest(differences), max(tolerance, _SPREADS * spread)
+    if largest > limit and other_random:
+        return Training("unknown", f"{other_random}, and losses differ by {percent(largest)}", largest)
     if largest > limit:
         step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
         words = f"changes training from step {step} on: losses differ by {percent(largest)}"

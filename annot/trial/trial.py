@@ -117,6 +117,7 @@ class Trial:
             complete=self.complete,
             framework=self.runs.framework,
             device=first[0].result.device if first else "",
+            trains=bool(first) and first[0].result.trains,
             warmup=self.runs.program.warmup,
             steps=self.steps,
             level=speed.LEVEL,
@@ -169,8 +170,9 @@ class Trial:
         self.steps = steps_within(record.result, warmup, question.steps)
         if self.steps < min(_FEWEST, question.steps):
             count = len(record.result.step_ns)
+            fewer = ", or --warmup 1" if warmup > 1 else ""
             raise AnnotError(
-                f"the program has {count} steps, and the first {warmup} warm up: try a longer run of it, or --warmup 1"
+                f"the program has {count} steps, and the first {warmup} warm up: try a longer run of it{fewer}"
             )
         if self.steps < question.steps:
             self.say(f"the program has {len(record.result.step_ns)} steps: {self.steps} are measured")

@@ -15,6 +15,10 @@ FILE: Final = "program.json"
 """Name of a file with the facts of the program, in the folder of a trace that torch.profiler will write."""
 _LARGEST: Final = 1 << 24
 """Maximum size of a script in bytes. The contents of a larger file, such as a program, do not count."""
+_MOST_MODULES: Final = 500
+"""Maximum number of Python files beside a script that count."""
+_LARGEST_MODULE: Final = 1 << 20
+"""Maximum size of such a file in bytes. The contents of a larger one do not count."""
 _LONGEST: Final = 1 << 16
 """Maximum length of a command in a profile, in characters."""
 
@@ -65,6 +69,24 @@ class Program:
         return {"command": shlex.join(self.command), "folder": self.folder, "script": self.script}
 
 
+def digest_of_modules(command: Sequence[str], folder: str | None = None) -> str:
+    """Return the SHA-256 of the Python files beside a script, which it may import. Those in folders below do not count.
+
+    Args:
+        command: command and arguments. Without a script, the files of the working folder count.
+        folder: working folder; None: that of this process.
+    """
+    folder = os.path.abspath(folder or os.curdir)
+    paths = (os.path.join(folder, path) for path in _scripts(command) if path.endswith(".py"))
+    beside = os.path.dirname(next(filter(os.path.isfile, paths), "")) or folder
+    try:
+        names = sorted(name for name in os.listdir(beside) if name.endswith(".py"))[:_MOST_MODULES]
+    except OSError:
+        return ""
+    digests = [(name, _digest(os.path.join(beside, name), _LARGEST_MODULE)) for name in names]
+    return hashlib.sha256(repr(digests).encode(errors="surrogateescape")).hexdigest()
+
+
 def _scripts(command: Sequence[str]) -> Iterator[str]:
     """Yield the paths that can be the script of a command, the most likely one first."""
     yield from (word for word in command if word.endswith(".py"))
@@ -75,12 +97,12 @@ def _scripts(command: Sequence[str]) -> Iterator[str]:
     yield from (word for word in command if not word.startswith("-"))
 
 
-def _digest(path: str) -> str:
+def _digest(path: str, largest: int = _LARGEST) -> str:
     """Return the SHA-256 of a small file; empty: it is no such file."""
     try:
-        if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST:
+        if not os.path.isfile(path) or os.path.getsize(path) > largest:
             return ""
         with open(path, "rb") as file:
-            return hashlib.sha256(file.read(_LARGEST)).hexdigest()
+            return hashlib.sha256(file.read(largest)).hexdigest()
     except (OSError, ValueError):  # the latter: a null character in the path
         return ""

@@ -49,7 +49,7 @@ def test_the_answer_about_a_program(tmp_path: Path) -> None:
     done = subprocess.run([*ANNOT, *words], cwd=tmp_path, capture_output=True, env=environ, check=False)
     assert done.returncode in (0, 5), done.stderr.decode()
     answer = json.loads(done.stdout)
-    assert (answer["complete"], answer["framework"], answer["device"]) == (True, "torch", "cpu")
+    assert (answer["complete"], answer["framework"], answer["device"], answer["trains"]) == (True, "torch", "cpu", True)
     fused, workers = sorted(answer["rows"], key=lambda row: str(row["changes"]))
     assert fused["applied"] == {"fused": "AdamW"}
     assert (fused["training"], fused["runs"]) in ((verdict, 2) for verdict in ("equal", "rounding"))

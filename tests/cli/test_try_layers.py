@@ -63,6 +63,12 @@ def test_layers_of_a_program(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.pt2", "layer.py", "out", "train.py"]
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    Path(tmp_path, "file").touch()
+    done = annot("try", "--layers", "x", "-o", "file/out", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (done.returncode, last_line(done.stderr)) == (1, "annot: error: file/out cannot be written: Not a directory")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

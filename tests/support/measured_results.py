@@ -20,6 +20,7 @@ def result(steps: Sequence[float], *, first: float = 10.0, **values: Any) -> Res
     return Result(
         **{
             "framework": "torch",
+            "trains": True,
             "warmup": WARMUP,
             "step_ns": ns,
             "window_ns": sum(ns[WARMUP:]),

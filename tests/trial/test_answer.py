@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from measured_results import Records, candidates, change
 
+from annot.changes.registry import Candidate
 from annot.trial.answer import Evaluation, Row, together
+from annot.trial.speed import Speedup
 
 FAST, BASE_TIMES = (8.0, 8.1, 7.9, 8.0, 8.2), (12.0, 12.1, 11.9, 12.0, 12.2)
 
@@ -38,6 +40,15 @@ def test_a_change_that_is_faster() -> None:
     assert (row.applied, row.code, row.profile) == ({"fused": "AdamW"}, "apply(fused)", "fused.check1.sqlite")
 
 
+def test_the_first_run_of_a_change_compiles() -> None:
+    records = base()
+    records.check("compile", first=50.0)
+    records.timed("base", 12.0, 12.0)
+    records.timed("compile", 8.0, 8.0, first=14.0)
+    row = Evaluation(records, candidates("compile")).row("compile")
+    assert (row.first_steps_ns, row.pays_back) == (50_000_000, 2 + 10)
+
+
 def test_a_change_that_changes_training_is_never_recommended() -> None:
     records = base()
     records.check("bf16", losses=[2.0, 1.8, 1.1, 1.0])
@@ -47,6 +58,14 @@ def test_a_change_that_changes_training_is_never_recommended() -> None:
     assert (row.verdict, row.training) == ("other training", "changed")
     assert row.reason.startswith("changes training from step 3 on")
     assert row.speedup is not None
+
+
+def test_a_change_that_draws_other_random_numbers() -> None:
+    records = base()
+    records.check("workers", losses=[2.0, 1.8, 1.1, 1.0])
+    random = change("workers", other_random="workers draw others")
+    row = Evaluation(records, {"workers": Candidate(random, None, "")}).row("workers")
+    assert (row.training, row.training_text) == ("unknown", "workers draw others, and losses differ by 24%")
 
 
 def test_a_change_that_diverges_or_fails() -> None:
@@ -92,7 +111,26 @@ def test_one_round_recommends_nothing() -> None:
     records.timed("base", 12.0)
     records.timed("fused", 8.0)
     row = Evaluation(records, candidates("fused")).row("fused")
-    assert (row.verdict, row.reason, row.speedup) == ("same speed", "one round has no interval", pytest.approx(1.5))
+    assert (row.verdict, row.reason, row.speedup) == ("undecided", "one round has no interval", pytest.approx(1.5))
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(0.2, "same speed"), (0.8, "undecided"), (6.0, "undecided")])
+def test_an_interval_that_has_1(spread: float, verdict: str) -> None:
+    records = base()
+    records.check("fused")
+    for name, late in (("base", 0.0), ("fused", 0.01)):
+        records.timed(name, *(12.0 + late + spread * place / 4 for place in range(5)))
+    row = Evaluation(records, candidates("fused")).row("fused")
+    assert row.verdict == verdict
+    assert ("more --repeat" in row.reason) is (verdict == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.953, 1.049, True), (0.952, 1.049, False), (0.953, 1.051, False), (1.001, 1.01, False), (None, None, False)],
+)
+def test_the_same_speed(low: float | None, high: float | None, expected: bool) -> None:
+    assert Speedup(12.0, 12.0, 1.0, low, high, 5).is_same is expected
 
 
 def test_the_order_of_changes() -> None:
@@ -118,7 +156,7 @@ def test_combinations_are_compared_with_the_runs_that_took_turns_with_them() -> 
     records.timed("compile+fused", *FAST, stage=1)
     evaluation = Evaluation(records, candidates("compile", "fused", compile=0.5, fused=0.2))
     row = evaluation.row("compile+fused")
-    assert (row.speedup, row.before_ns) == (pytest.approx(3.0, rel=0.01), pytest.approx(24.08e6))
+    assert (row.speedup, row.before_ns) == (pytest.approx(3.0, rel=0.01), pytest.approx(24e6))
     gained = evaluation.speedup("compile+fused", "compile")
     assert gained is not None
     assert gained.factor == pytest.approx(2.0, rel=0.01)
@@ -130,6 +168,8 @@ def test_changes_together_may_do_what_each_may() -> None:
     changes = [change("a", "same bits", 0.0), change("b", "another algorithm", 0.02), change("c", tolerance=0.01)]
     both = together(changes)
     assert (both.name, both.numbers, both.tolerance) == ("a+b+c", "another algorithm", pytest.approx(0.03))
+    workers = change("w", other_random="workers draw others")
+    assert (both.other_random, together([changes[0], workers]).other_random) == ("", "workers draw others")
     assert together([changes[0], changes[2]]).numbers == "rounding"
     with pytest.raises(ValueError, match="at least one"):
         together([])
@@ -138,7 +178,7 @@ def test_changes_together_may_do_what_each_may() -> None:
 def test_the_runs_without_changes() -> None:
     records, _ = measured()
     evaluation = Evaluation(records, candidates("fused"))
-    assert evaluation.base().before_ns == pytest.approx(12.04e6)
+    assert evaluation.base().before_ns == pytest.approx(12e6)
     assert evaluation.repeats() == "two runs have the same losses"
     assert Evaluation(Records(), {}).repeats() == ""
     assert Evaluation(Records(), {}).base().before_ns is None

@@ -96,9 +96,9 @@ def test_the_table() -> None:
     assert shown(answer(times(), extracted="layer.py")) == [
         "blocks.0 Block [8,32]f32: 4.045 ms per forward and backward, 12 layers like this, 12 calls per step, 48.5% of "
         "a step of 100.00 ms",
-        "Change        Before, ms  After  Speedup     ±  Step  First call          Numbers",
-        "compile            4.045  2.045     1.98  0.03  1.32     12.30 s  rounding, 3e-07",
-        "fp16               4.045  4.000     1.01  0.01  1.01                  differ, NaN",
+        "Change        Before, ms  After  Speedup   Interval  Step  First call          Numbers",
+        "compile            4.045  2.045     1.98  1.95–2.01  1.32     12.30 s  rounding, 3e-07",
+        "fp16               4.045  4.000     1.01  1.00–1.02  1.01                  differ, NaN",
         "tf32 is not timed: it acts only on CUDA devices, and the layer runs on cpu",
         "fp16 computes other numbers",
         "",
@@ -126,7 +126,7 @@ def test_notes() -> None:
 
 def test_a_program_without_a_model(tmp_path: Path) -> None:
     question = LayerQuestion(command=(sys.executable, "-c", "print(1)"), patterns=("**",), changes=())
-    with pytest.raises(AnnotError, match=r"no layer was timed: no step of a model was seen; output: .*layers\.txt"):
+    with pytest.raises(AnnotError, match=r"no layer was timed: no step of a model was seen: .*; output: .*layers\.txt"):
         run_layer(question, tmp_path)
 
 

@@ -9,6 +9,7 @@ from measured_results import Records
 
 from annot.errors import AnnotError
 from annot.trial.records import ANSWER, Identity, cache_variables, open_folder, read_record, write_record
+from annot.util.program import digest_of_modules
 
 COMMAND = ("python", "train.py")
 
@@ -36,6 +37,47 @@ def test_a_changed_script_starts_another_trial() -> None:
     assert opened() == Path("annot-try-1")
     Path("train.py").write_text("2")
     assert opened() == Path("annot-try-2")
+
+
+def test_a_changed_module_beside_the_script_starts_another_trial() -> None:
+    Path("below").mkdir()
+    Path("model.py").write_text("1")
+    assert opened() == Path("annot-try-1")
+    for other in ("below/model.py", "model.txt"):
+        Path(other).write_text("1")
+    assert opened() == Path("annot-try-1")
+    Path("model.py").write_text("2")
+    assert opened() == Path("annot-try-2")
+    Path("model.py").rename("network.py")
+    assert opened() == Path("annot-try-3")
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [
+        (("python", "src/train.py"), "src"),
+        (("python", "-m", "src.train"), "src"),
+        (("python", "-c", "import train"), "."),
+        (("python", "absent.py"), "."),
+    ],
+)
+def test_the_folder_whose_modules_count(command: tuple[str, ...], folder: str) -> None:
+    Path("src").mkdir()
+    Path("src", "train.py").write_text("1")
+    before = digest_of_modules(command)
+    for place in {".", "src"} - {folder}:
+        Path(place, "model.py").write_text("1")
+    assert digest_of_modules(command) == before
+    Path(folder, "model.py").write_text("1")
+    assert digest_of_modules(command) != before
+
+
+@pytest.mark.parametrize(("size", "counts"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_large_modules_do_not_count(size: int, counts: bool) -> None:
+    Path("data.py").write_bytes(b"1" * size)
+    before = digest_of_modules(COMMAND)
+    Path("data.py").write_bytes(b"2" * size)
+    assert (digest_of_modules(COMMAND) != before) is counts
 
 
 def test_names_of_other_files_are_not_used() -> None:

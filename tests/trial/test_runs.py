@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from measured_results import result
 
 from annot.collect.measured_run import read_result
 from annot.live.request import Request, Result
-from annot.trial.runs import problem
+from annot.trial.runs import NO_STEP, Program, Runs, problem
 
 FAILURE = "exit status 1: no data"
 
@@ -21,13 +23,12 @@ def asked(*changes: str) -> Request:
 @pytest.mark.parametrize(
     ("measured", "failure", "changes", "expected"),
     [
-        (None, FAILURE, (), FAILURE),
-        (None, None, (), "no Python process of the command that can import annot measured its steps"),
         (result([1.0] * 4), None, (), ""),
         (result([1.0] * 4), FAILURE, (), ""),  # the measured steps had ended
         (result([1.0] * 3), FAILURE, (), FAILURE),
         (result([1.0] * 3), None, (), ""),
-        (Result(), None, (), "no step of a model was seen"),
+        (Result(), FAILURE, (), FAILURE),
+        (Result(), None, (), NO_STEP),
         (result([1.0] * 3, error="RuntimeError: nan"), FAILURE, (), "RuntimeError: nan"),
         (result([1.0] * 4, applied={"fused": "SGD"}), None, ("fused",), ""),
         (result([1.0] * 3, applied={"fused": "SGD"}), None, ("fused",), "the program ended after 5 of 6 steps"),
@@ -42,6 +43,19 @@ def asked(*changes: str) -> Request:
 )
 def test_problems(measured: Any, failure: str | None, changes: tuple[str, ...], expected: str) -> None:
     assert problem(measured, failure, asked(*changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([sys.executable, "-I", "-c", "1"], "python -I skips the start-up code of annot: remove the option"),
+        (["echo", "7"], "no Python process of the command wrote measurements: 7"),
+        ([sys.executable, "-c", "exit('no data')"], "exit status 1: no data"),
+    ],
+)
+def test_a_program_without_measurements(words: list[str], expected: str, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, Program(command=tuple(words), collector="recorder"))
+    assert runs.run("base", "timed", {}, steps=3).problem == expected
 
 
 def test_an_unfinished_result_counts_as_none(tmp_path: Any) -> None:

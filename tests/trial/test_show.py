@@ -19,7 +19,7 @@ FUSED = Row(
     after_ns=8e6,
     speedup=1.5,
     low=1.47,
-    high=1.53,
+    high=1.61,
     runs=5,
     first_steps_ns=4_200_000_000,
     pays_back=41,
@@ -58,6 +58,7 @@ def answer(*rows: Row, **values: Any) -> Answer:
         "complete": True,
         "framework": "torch",
         "device": "cuda",
+        "trains": True,
         "warmup": 3,
         "steps": 30,
         "level": 0.01,
@@ -84,7 +85,7 @@ def test_the_table_of_changes() -> None:
         "Before, ms",
         "After",
         "Speedup",
-        "±",
+        "Interval",
         "Losses",
         "At most",
         "First steps",
@@ -96,7 +97,7 @@ def test_the_table_of_changes() -> None:
         "12.000",
         "8.000",
         "1.50",
-        "0.03",
+        "1.47–1.61",
         "±1e-07",
         "1.25",
         "4.20 s",
@@ -105,6 +106,17 @@ def test_the_table_of_changes() -> None:
     ]
     assert lines[3].split()[:4] == ["bf16", "12.000", "4.000", "3.00"]
     assert not any(line.startswith("compile ") for line in lines[:4])
+
+
+@pytest.mark.parametrize(("high", "expected"), [(99.994, "0.50–99.99"), (100.0, "0.50–?")])
+def test_a_wide_interval(high: float, expected: str) -> None:
+    row = Row(changes=["fused"], title="", verdict="same speed", speedup=1.3, low=0.5, high=high)
+    assert expected in text(answer(row)).splitlines()[2].split()
+
+
+def test_an_inference_is_named() -> None:
+    heading = text(answer(FUSED, trains=False)).splitlines()[0]
+    assert heading == "12.000 ms per step without changes, GPU, inference, 5 rounds of 30 steps after 3"
 
 
 def test_what_to_apply_and_what_not() -> None:
@@ -122,6 +134,22 @@ def test_what_to_apply_and_what_not() -> None:
 def test_a_gain_above_the_bound_is_named(low: float, expected: bool) -> None:
     row = Row(changes=["fused"], title="", verdict="faster", speedup=1.3, low=low, high=1.4, bound=0.2)
     assert ("gains more than its advice promises" in text(answer(row))) is expected
+
+
+@pytest.mark.parametrize(("training", "expected"), [("unknown", True), ("rounding", False)])
+def test_unknown_training_is_named(training: str, expected: bool) -> None:
+    row = Row(
+        changes=["w"], title="", verdict="faster", speedup=2.0, training=training, training_text="no loss was seen"
+    )
+    assert ("w: unknown whether training stays the same: no loss was seen" in text(answer(row))) is expected
+
+
+def test_a_change_that_is_undecided() -> None:
+    row = Row(changes=["fused"], title="", verdict="undecided", reason="its speedup may be 0.90 to 1.20", speedup=1.1)
+    shown = text(answer(row))
+    assert "The runs show no change that makes a step faster." in shown
+    assert "fused is undecided: its speedup may be 0.90 to 1.20" in shown
+    assert "not recommended" not in shown
 
 
 def test_the_layers_that_change() -> None:
@@ -150,13 +178,13 @@ def test_lines_of_the_table_fit_the_terminal(width: int) -> None:
 
 def test_a_narrow_terminal_has_the_speedup() -> None:
     heading = next(line for line in text(answer(FUSED, BF16), 36).splitlines() if line.startswith("Change"))
-    assert heading.split() == ["Change", "After", "Speedup", "±"]
+    assert heading.split() == ["Change", "After", "Speedup", "Interval"]
 
 
 def test_markdown() -> None:
     shown = "".join(as_markdown(answer(FUSED, BF16, FAILED)))
-    assert shown.startswith("**fused: 1.50 ± 0.03** – ")
-    assert "| `fused` | 12.000 | 8.000 | 1.50 | 0.03 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
+    assert shown.startswith("**fused: 1.50 (1.47–1.61)** – ")
+    assert "| `fused` | 12.000 | 8.000 | 1.50 | 1.47–1.61 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
     assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
     assert "".join(as_markdown(answer(BF16))).startswith("**No change is faster** – ")

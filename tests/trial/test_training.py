@@ -21,7 +21,8 @@ def compared(
     base = Result(losses=values.pop("base", LOSSES), parameters=values.pop("before", "abc"), hashed_steps=4)
     changed = Result(losses=losses, parameters=values.pop("after", "abc"), hashed_steps=values.pop("hashed", 4))
     other = None if again is None else Result(losses=again, parameters=values.pop("repeated", base.parameters))
-    return same_training(base, other, changed, numbers=numbers, tolerance=tolerance)
+    random = values.pop("other_random", "")
+    return same_training(base, other, changed, numbers=numbers, tolerance=tolerance, other_random=random)
 
 
 def test_equal_losses() -> None:
@@ -42,6 +43,15 @@ def test_the_first_step_that_differs() -> None:
     assert (training.verdict, training.step) == ("changed", 3)
     assert training.text.startswith("changes training from step 3 on: losses differ by ")
     assert compared([2.0, 1.6, 1.2, 1.0 + 1e-9], "same bits", 0.0).verdict == "changed"
+
+
+def test_other_random_numbers_prove_nothing() -> None:
+    options: dict[str, Any] = {"numbers": "same bits", "tolerance": 0.0, "other_random": "workers draw others"}
+    training = compared([2.2, 1.6, 1.2, 1.0], **options)
+    assert (training.verdict, training.text) == ("unknown", "workers draw others, and losses differ by 10%")
+    assert compared(LOSSES, **options).verdict == "equal"
+    assert compared(LOSSES, after="other", **options).verdict == "changed"
+    assert compared([2.0, None, None, None], **options).verdict == "diverged"
 
 
 def test_a_loss_that_becomes_nan_or_infinite() -> None:

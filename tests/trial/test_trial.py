@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_rounds_are_in_turns(tmp_path: Path) -> None:
     assert [row.name for row in answer.rows] == ["compile", "bf16", "fused"]
     assert answer.best is not None
     assert answer.best.speedup == pytest.approx(2.0)
+    assert answer.trains
     assert (answer.complete, answer.steps, answer.step_ns) == (True, 12, pytest.approx(10.02e6))
     assert any(line.startswith("plan: compile, bf16, fused; 3 rounds of 12 steps each, about") for line in said)
 
@@ -142,7 +144,10 @@ def test_a_short_program_has_fewer_measured_steps(tmp_path: Path) -> None:
     assert "the program has 10 steps: 8 are measured" in said
     short = MadeRuns(tmp_path)
     short.count = 4
-    with pytest.raises(AnnotError, match="the program has 4 steps, and the first 2 warm up"):
+    with pytest.raises(AnnotError, match=r"has 4 steps, and the first 2 warm up: .* longer run of it, or --warmup 1$"):
+        trial(short)[0].run()
+    short.count, short.program = 2, replace(short.program, warmup=1)
+    with pytest.raises(AnnotError, match=r"has 3 steps, and the first 1 warm up: try a longer run of it$"):
         trial(short)[0].run()
 
 
