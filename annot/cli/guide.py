@@ -17,7 +17,7 @@ CHAPTERS: Final = {
     "recording": "scripts, functions, notebooks, Nsight Systems; missing ranges; costs",
     "reports": "tables, files, roofline, comparisons, sweeps, many ranks",
     "compare": "what a gate on the times of layers promises; baselines, pytest, GitHub Actions",
-    "try": "which change pays: what annot try measures, and what it cannot see",
+    "try": "which change pays: what annot try measures, and its limits",
     "pytorch": "ranges in PyTorch: coverage, setup, limitations",
     "tensorflow": "ranges in TensorFlow and Keras: modes, callbacks, sessions, operations",
     "attribution": "how time is attributed to layers, and its limits",
