@@ -83,6 +83,7 @@ def test_adjusted_p_values(p_values: list[float]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.simulation
 @pytest.mark.parametrize(("freedom", "prior", "prior_freedom"), [(8, 2.0, 4.0), (4, 0.5, 20.0), (2, 3.0, 8.0)])
 def test_the_prior_of_variances(freedom: int, prior: float, prior_freedom: float) -> None:
     """Variances drawn from a prior have this prior (Smyth 2004); equal ones have infinite degrees of freedom."""

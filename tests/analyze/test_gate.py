@@ -28,6 +28,7 @@ def _decision(*run: Any, **noise: Any) -> Decision:
 
 
 @pytest.mark.slow
+@pytest.mark.simulation
 @pytest.mark.parametrize(
     ("counts", "noise"),
     [((5, 5), {}), ((3, 3), {}), ((10, 1), {}), ((5, 5), {"tails": 3}), ((5, 5), {"dominant": 0.6})],
@@ -39,6 +40,7 @@ def test_equal_runs_are_seldom_slower(counts: tuple[int, int], noise: dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.simulation
 @pytest.mark.parametrize(("noise", "least"), [({}, 9), ({"tails": 3}, 8), ({"dominant": 0.6}, 9)])
 def test_a_layer_that_is_slower_by_a_tenth_comes_first(noise: dict[str, Any], least: int) -> None:
     decisions = [_decision(seed, (5, 5), 0.1, **noise) for seed in range(10)]
