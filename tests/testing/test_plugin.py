@@ -109,8 +109,8 @@ def test_slower_layer_fails_with_its_name(session: Run, pytester: pytest.Pyteste
     assert entry["stats"]["rounds"] == 3
     assert entry["stats"]["min"] > 0.11
     blind = session("-o", "annot_level=1e-18", SLOW="4")  # the runs are too few for this level
-    blind.assert_outcomes(passed=1)
-    blind.stdout.fnmatch_lines(["annot: test_speed.py::test_speed: the runs differ so much that * is slower only if *"])
+    assert "failed" not in blind.parseoutcomes()  # undecided, if the layers vary little
+    blind.stdout.fnmatch_lines(["*the runs differ so much that * is slower only if *"])
     other = session(THIRD="fourth")
     other.assert_outcomes(failed=1)
     other.stdout.fnmatch_lines(["*only in*"])
