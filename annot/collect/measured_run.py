@@ -59,7 +59,7 @@ class MeasuredRun:
         return run_logged(self.command, environ, self.log, folder=self.folder, timeout=self.timeout)
 
     def result(self, status: int) -> Result | str:
-        """Return what the process measured, also if it failed, or in words why there is no result.
+        """Return the measurements of the process, also if it failed, or the reason why there are none, a clause.
 
         Args:
             status: exit status from `run`.

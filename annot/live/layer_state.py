@@ -136,7 +136,7 @@ class _State:
 
 
 def _undo_of(value: Any, kind: type) -> Callable[[], object] | None:
-    """Return a function that puts back the items of a container, or the state of a generator; None: it has none."""
+    """Return a function that puts back the items of a container or the state of a generator; None for other objects."""
     if issubclass(kind, dict):
         return _if_changed(value, dict(value), lambda items: (value.clear(), value.update(items)))
     if issubclass(kind, list):

@@ -125,8 +125,8 @@ def variables(request: Request) -> dict[str, str]:
     """Return the environment variable with a request.
 
     Example:
-        >>> variables(Request(result="/tmp/result.json"))["ANNOT_TRY"][:28]
-        '{"result":"/tmp/result.json"'
+        >>> variables(Request(result="run1.result"))["ANNOT_TRY"][:23]
+        '{"result":"run1.result"'
     """
     return {VARIABLE: msgspec.json.encode(request).decode()}
 
@@ -153,7 +153,7 @@ class Result(msgspec.Struct, kw_only=True):
     parameters: str = ""
     """SHA-256 of all parameters and buffers after `hashed_steps` steps."""
     hashed_steps: int = 0
-    """Number of losses, or a few more if the framework runs several steps together; 0: there is no hash."""
+    """Number of steps before the hash: that of losses, or a few more if steps run together; 0: no hash."""
     peak_bytes: int = 0
     """Most memory in use: that of the device of the model if it is a GPU, else the resident memory of the process."""
     device: str = ""

@@ -30,7 +30,7 @@ class _Thread(threading.local):
 class Autocast:
     """Autocast around calls of models, and on to the backward, as in ``with torch.autocast(...): loss = ...``.
 
-    Without gradients there is no backward, and autocast ends with the call.
+    In a call without gradients, autocast ends with the call.
     """
 
     def __init__(self, session: TorchSession, dtype: torch.dtype) -> None:

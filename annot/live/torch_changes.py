@@ -502,7 +502,7 @@ def pinned(session: TorchSession) -> None:
 
     def change(loader: DataLoader[Any]) -> None:
         if not torch.cuda.is_available():
-            session.skipped("pinned", "there is no GPU")
+            session.skipped("pinned", "the process has no GPU")
         elif loader.pin_memory:
             session.skipped("pinned", f"{_name(loader)} uses it already")
         elif _has_gpu_tensors(loader):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from annot.collect.alternate import RUNNING, keep_files, running_folder
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun, problem_of
@@ -112,7 +114,7 @@ class Runs:
         return self.folder / f"{record.stem}.txt"
 
     def profile(self, name: str) -> Path | None:
-        """Return the profile of the first check of a name; None: it has none."""
+        """Return the profile of the first check of a name, or None if no profile was written."""
         profiles = [record.profile for record in self.of(name, "check") if record.profile]
         return self.folder / profiles[0] if profiles else None
 
@@ -121,7 +123,7 @@ class Runs:
         log, suffix = self.folder / f"{files}.txt", choose(self.program.collector).suffix
         with running_folder(self.folder):
             running = (self.folder / RUNNING).absolute()
-            asked = _with_result(request, str(running / f"{files}.result"))
+            asked = msgspec.structs.replace(request, result=str(running / f"{files}.result"))
             if kind == "check":
                 status = self._profiled(asked, log, running / f"{files}{suffix}")
             else:
@@ -160,10 +162,6 @@ class Runs:
             environment=cache_variables(self.folder) | variables(request),
         )
         return run.run()
-
-
-def _with_result(request: Request, path: str) -> Request:
-    return Request(**{name: getattr(request, name) for name in request.__struct_fields__} | {"result": path})
 
 
 def problem(result: Result, failure: str | None, request: Request) -> str:

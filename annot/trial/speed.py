@@ -84,7 +84,7 @@ def speedup(before: Sequence[Result], after: Sequence[Result], share: float) -> 
 
 
 def ratio(before: Sequence[float], after: Sequence[float]) -> Speedup | None:
-    """Return the speedup of independent times (ns) over others; None: a side has none, or a time of 0.
+    """Return the speedup of independent times (ns) over others; None if a side is empty or has a time of 0.
 
     Example:
         >>> round(ratio([3.0, 3.0], [2.0, 2.0]).factor, 3)

@@ -16,8 +16,9 @@ from annot.changes.tried import Tried
 from annot.collect.alternate import in_turn
 from annot.errors import AnnotError
 from annot.runs.run import Run
-from annot.trial import layers, speed
+from annot.trial import speed
 from annot.trial.answer import Answer, Evaluation
+from annot.trial.changed_layers import changed_layers
 from annot.trial.combine import Combination, Step
 from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
 from annot.trial.records import BASE, Record
@@ -128,7 +129,7 @@ class Trial:
             profile=first[0].profile if first else "",
             rows=rows,
             left_out=self.left_out,
-            layers=[] if best is None else layers.changed(self.runs.profile(BASE), self.runs.profile(best.name)),
+            layers=[] if best is None else changed_layers(self.runs.profile(BASE), self.runs.profile(best.name)),
             notes=base.notes,
         )
 

@@ -98,7 +98,7 @@ def _scripts(command: Sequence[str]) -> Iterator[str]:
 
 
 def _digest(path: str, largest: int = _LARGEST) -> str:
-    """Return the SHA-256 of a small file; empty: it is no such file."""
+    """Return the SHA-256 of a small file; empty: the file is absent, unreadable or too large."""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) > largest:
             return ""

@@ -139,7 +139,8 @@ def _counts(decisions: Sequence[Decision]) -> str:
 def main() -> None:
     """Record runs, or print the rates of recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__)
-    verbs = parser.add_subparsers(required=True)
+    parser.set_defaults(run=lambda options: parser.print_help())  # as in `make bench`
+    verbs = parser.add_subparsers()
     recording = verbs.add_parser("record")
     recording.add_argument("folder", type=Path)
     recording.add_argument("--rounds", type=int, default=65)

@@ -317,7 +317,7 @@ def test_attention_is_not_changed_where_no_model_calls_it(edit: tuple[str, str])
         ("cudnn-benchmark", "the model runs on no GPU"),
         ("cuda-graphs", "CUDA graphs need a GPU"),
         ("compile-reduce-overhead", "CUDA graphs need a GPU"),
-        ("pinned", "there is no GPU"),
+        ("pinned", "the process has no GPU"),
         ("persistent", "the DataLoader of Data has no workers"),
     ],
 )

@@ -19,7 +19,7 @@ _LEAST: Final = 0.01
 """Least change, as a share of the time of a step."""
 
 
-def changed(base: Path | None, other: Path | None) -> list[LayerChange]:
+def changed_layers(base: Path | None, other: Path | None) -> list[LayerChange]:
     """Return the layers whose time differs most between two profiles, the largest difference first.
 
     A layer whose change is that of layers inside it is left out, as in `annot compare`.
