@@ -11,7 +11,7 @@ from rich.text import Text
 
 from annot.report.columns import Formatted
 from annot.report.export.markdown import code, prose
-from annot.report.terminal.layout import fitted_table
+from annot.report.terminal.layout import Sheet
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
 from annot.trial.training import percent
@@ -30,7 +30,7 @@ def print_answer(answer: Answer, console: Console) -> None:
     measured = [row for row in answer.rows if row.speedup is not None]
     console.print(Text(printable(_heading(answer)), style="bold"))
     if measured:
-        console.print(_table(answer, measured, console.width))
+        console.print(_sheet(answer, measured))
     for block in (_advice(answer), _layers(answer), _others(answer)):
         if block:
             console.print()
@@ -68,12 +68,12 @@ def _heading(answer: Answer) -> str:
     return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
-def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
+def _sheet(answer: Answer, rows: Sequence[Row]) -> Sheet:
     labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
     columns = [
         Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
     ]
-    return fitted_table("Change", labels, columns, range(len(rows)), width)
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(rows)))
 
 
 def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:

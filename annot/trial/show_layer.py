@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from annot.report.columns import Formatted
-from annot.report.terminal.layout import fitted_table
+from annot.report.terminal.layout import Sheet
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
@@ -22,7 +22,7 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print(Text(printable(_heading(row, answer)), style="bold"), soft_wrap=True)
         measured = [gain for gain in row.gains if gain.speedup is not None]
         if measured:
-            console.print(_table(measured, console.width))
+            console.print(_sheet(measured))
         for line in _notes(row):
             console.print(Text(printable(line)), soft_wrap=True)
         console.print()
@@ -43,7 +43,7 @@ def _heading(row: LayerRow, answer: LayerAnswer) -> str:
     return f"{text}, {percent(row.share, 1.0)} of a step of {duration(answer.step_ns)}"
 
 
-def _table(gains: Sequence[Gain], width: int) -> object:
+def _sheet(gains: Sequence[Gain]) -> Sheet:
     unit = unit_for(ns for gain in gains for ns in (gain.before_ns, gain.after_ns))
     cells = {
         f"Before, {unit.name}": [unit.show(gain.before_ns) for gain in gains],
@@ -57,7 +57,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
     kept = ("After", "Speedup", "Numbers")
     columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
     labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
-    return fitted_table("Change", labels, columns, range(len(gains)), width)
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(gains)))
 
 
 def _nth(texts: Sequence[str]) -> Callable[[int], str]:
