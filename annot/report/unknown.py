@@ -32,7 +32,7 @@ def unknowns(table: Table) -> Iterator[str]:
     if meta["host_ns"] is None:
         yield "CPU time: the profile has no times of ranges and launches."
     if meta.get("steps_missing"):
-        yield f"Time of a step: the profile has no steps, because {printable(meta['steps_missing'])}."
+        yield f"Time of a step: no steps, because {printable(meta['steps_missing'])}."
     yield from _layers(table)
     yield from _work(table)
     if not meta.get("verdict") and meta["kernels"] + meta["copies"] > MOST_ACTIVITIES / meta.get("per_step", 1):
@@ -44,9 +44,17 @@ def _layers(table: Table) -> Iterator[str]:
     """Which time has no layer."""
     meta = table.meta
     if not meta["ranges"]:
-        yield "Layers: the profile has no ranges. Use emit_ranges(model), or annot run --layers."
+        yield "Layers: the profile has no ranges. Use `emit_ranges(model)`, or `annot run --layers`."
     elif table.time == "gpu_ns" and (lost := meta["unattributed_gpu_ns"]) > _LEAST * meta["gpu_ns"]:
-        yield f"Layers of {share(lost, meta['gpu_ns'])} of the GPU time: it was launched in no range."
+        yield f"Layers of {share(lost, meta['gpu_ns'])} of the GPU time: {_reasons(table)}."
+
+
+def _reasons(table: Table) -> str:
+    """Why GPU time is unattributed, the most frequent reason first."""
+    if not {"layer", "module", "gpu_self_ns"} <= {*table.rows.columns}:
+        return "it is unattributed"
+    rows = table.rows.filter(pl.col("layer") == UNATTRIBUTED, pl.col("gpu_self_ns") > 0)
+    return ", ".join(rows.sort("gpu_self_ns", descending=True)["module"]) or "it is unattributed"
 
 
 def _work(table: Table) -> Iterator[str]:
@@ -57,7 +65,7 @@ def _work(table: Table) -> Iterator[str]:
     if layers.is_empty():
         return
     if not layers["shapes"].list.len().sum():
-        yield "FLOPs, bytes and roofs of layers: the profile has no shapes. Use emit_ranges(model, shapes=True)."
+        yield "FLOPs, bytes and roofs of layers: the profile has no shapes. Use `emit_ranges(model, shapes=True)`."
         return
     times = layers.select(
         whole=pl.col(table.own_time).sum(), lost=pl.col(table.own_time).filter(pl.col("flops").is_null()).sum()
@@ -65,3 +73,5 @@ def _work(table: Table) -> Iterator[str]:
     whole, lost = times.row(0)
     if lost > _LEAST * whole:
         yield f"FLOPs of {share(lost, whole)} of the time in layers: no formula for these classes or shapes."
+    if table.is_tree and table.shares and not table.bounds:
+        yield "What bounds each layer: the peaks of the device are unknown. `annot calibrate` measures them."

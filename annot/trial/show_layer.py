@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from annot.report.columns import Formatted
+from annot.report.export.document import Block, Document, Rows, Texts, prose
 from annot.report.terminal.layout import Sheet
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
@@ -28,6 +29,20 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print()
     for line in _end(answer):
         console.print(Text(printable(line)), soft_wrap=True)
+
+
+def as_markdown(answer: LayerAnswer, max_chars: int | None = None) -> str:
+    """Return an answer as Markdown; `max_chars` is that of `annot.trial.show.as_markdown`."""
+    blocks: list[Block] = []
+    for row in answer.layers:
+        measured = [gain for gain in row.gains if gain.speedup is not None]
+        blocks += [
+            Texts(kind="parts", name="layer", texts=[f"**{prose(_heading(row, answer))}**"], bullets=False),
+            Rows(sheet=_sheet(measured), is_folded=False),
+            Texts(kind="unknown", name="remark", texts=[*map(prose, _notes(row))]),
+        ]
+    blocks.append(Texts(kind="notes", name="note", texts=[*map(prose, _end(answer))]))
+    return Document(blocks=blocks).text(max_chars)
 
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:

@@ -20,9 +20,11 @@ from annot.report.units import printable
 
 MIN_CHARS: Final = 500
 """Least limit of characters: the beginning of the verdict, and the sentence about what is left out."""
-Kind: TypeAlias = Literal["unknown", "parts", "rows", "advice", "totals", "notes"]
-"""Kind of a block: what the profile cannot say, parts of the step, rows of a table, advice, other totals, notes."""
+Kind: TypeAlias = Literal["unknown", "parts", "rows", "details", "advice", "totals", "notes"]
+"""Kind of a block: what the profile cannot say, parts of the step, rows of a table, those below the first ones, advice,
+other totals, notes."""
 _CUTS: Final[Sequence[tuple[Kind, int]]] = (
+    ("details", 0),
     ("rows", 5),
     ("notes", 0),
     ("totals", 0),
@@ -34,7 +36,7 @@ _CUTS: Final[Sequence[tuple[Kind, int]]] = (
     ("unknown", 0),
 )
 """What is left out, in this order, and how many items of a block stay."""
-_PASSES: Final = ((False, _CUTS[:3]), (True, _CUTS))
+_PASSES: Final = ((False, _CUTS[:4]), (True, _CUTS))
 """Whether tables have the columns of a narrow terminal, and what is left out then."""
 _LEAST_ROW: Final = 8
 """Least number of characters of a row of a table."""
@@ -43,6 +45,7 @@ _LONGEST_NAME: Final = 60
 _PART_OF_COMMAND: Final = 4
 """The command for all takes at most the nth part of the limit."""
 _END, _PART_OF_NAME = "end of the verdict", "part of a name"
+_CODE: Final = re.compile(r"`([^`]*[^`\s][^`]*)`")
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]<>&|~$])")
 _INERT: Final = re.compile(r"(?<=[@#])|(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
 _MARKER: Final = re.compile(r"^(?=[-+=]|\d+[.)])")
@@ -63,18 +66,24 @@ def code(name: str) -> str:
 
 
 def prose(sentence: str) -> str:
-    r"""Return a sentence in which GitHub interprets neither Markdown nor HTML, links or mentions.
+    r"""Return a sentence in which GitHub interprets no HTML, links or mentions, and of Markdown only code.
 
     Example:
-        >>> prose("<b>h.*</b> is slower")
-        '\\<b\\>h.\\*\\</b\\> is slower'
+        >>> prose("<b>h.*</b> is slower: see `annot --help`")
+        '\\<b\\>h.\\*\\</b\\> is slower: see `annot --help`'
     """
-    return _MARKER.sub(_ZERO_WIDTH, _inline(sentence))
+    return _MARKER.sub(_ZERO_WIDTH, inline(sentence))
 
 
-def _inline(text: str) -> str:
-    """A text inside a line, such as a cell of a table."""
-    return _SPECIAL.sub(r"\\\1", _INERT.sub(_ZERO_WIDTH, printable(text).strip()))
+def inline(text: str) -> str:
+    """Return a text inside a line, such as a cell of a table, as `prose` does."""
+    plain, *others = _CODE.split(printable(text).strip())
+    pairs = zip(others[::2], others[1::2], strict=True)
+    return _escaped(plain) + "".join(f"{code(source)}{_escaped(after)}" for source, after in pairs)
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", _INERT.sub(_ZERO_WIDTH, text))
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -177,9 +186,9 @@ class Rows:
         heads = [(sheet.title, "---"), *((column.full_title, "---:") for column in columns)]
         heads += [(sheet.ends.heading, "---")] if has_ends else []
         filled = [place for place in range(len(heads)) if not place or any(line[place] for line in lines)]
-        table = [[_inline(head) for head, _ in heads], [rule for _, rule in heads], *lines]
+        table = [[inline(head) for head, _ in heads], [rule for _, rule in heads], *lines]
         text = "\n".join(f"| {' | '.join(line[place] for place in filled)} |" for line in table)
-        return f"**{_inline(sheet.heading)}**\n\n{text}" if sheet.heading else text
+        return f"**{inline(sheet.heading)}**\n\n{text}" if sheet.heading else text
 
     def lost(self, number: int, *, narrow: bool = False) -> Counter[str]:
         """Return the number of other rows, of columns, and of shortened names."""
@@ -213,15 +222,15 @@ class Rows:
 
     def _line(self, place: int, columns: Sequence[Formatted[Any]], *, narrow: bool) -> tuple[str, ...]:
         sheet, name = self.sheet, self._name(place)
-        cells = (_inline(column.show(sheet.rows[place])) for column in columns)
-        ends = [_inline(sheet.ends.texts[place].plain)] if self._has_ends(narrow=narrow) else []
+        cells = (inline(column.show(sheet.rows[place])) for column in columns)
+        ends = [inline(sheet.ends.texts[place].plain)] if self._has_ends(narrow=narrow) else []
         return (code(_shortened(name) if narrow else name), *cells, *ends)
 
     def _other_rows(self, kept: Sequence[int], columns: Sequence[Formatted[Any]], *, has_ends: bool) -> tuple[str, ...]:
         """The line for the rows that are left out."""
         others, places = self.sheet.others, sorted({*self._places} - {*kept})
         row = None if others is None else others(places)
-        cells = ("" if row is None else _inline(column.show(row)) for column in columns)
+        cells = ("" if row is None else inline(column.show(row)) for column in columns)
         return (f"… {_counted(len(places), 'other row')}", *cells, *[""] * has_ends)
 
     def _name(self, place: int) -> str:
@@ -268,37 +277,22 @@ class Document:
             TypeError: `max_chars` is neither an integer nor None.
             ValueError: `max_chars` is too small.
         """
-        every = [len(block) for block in self.blocks]
         if max_chars is None:
-            return self._written(every)
+            return self.written([len(block) for block in self.blocks])
         check_max_chars(max_chars)
-        write = partial(self._written, more=more if len(more) <= max_chars // _PART_OF_COMMAND else "")
-        for narrow, cuts in _PASSES:
-            write = partial(write, narrow=narrow)
-            numbers = self._cut(every, cuts, max_chars, write)
-            if len(text := write(numbers)) <= max_chars:
-                return text
-        return write(
-            numbers, length=_largest(0, len(self.verdict), lambda n: len(write(numbers, length=n)) <= max_chars)
-        )
+        return _Fitting(self, max_chars, more).text()
 
-    def _cut(
-        self, numbers: Sequence[int], cuts: Iterable[tuple[Kind, int]], most: int, write: Callable[[Sequence[int]], str]
-    ) -> Sequence[int]:
-        """The number of items of each block, so that the text has at most so many characters if these cuts suffice."""
-        for kind, least in cuts:
-            for place in reversed(range(len(numbers))):
-                if self.blocks[place].kind != kind or numbers[place] <= least or len(write(numbers)) <= most:
-                    continue
-                with_items = partial(_replaced, numbers, place)
-                few = min(numbers[place], most // _LEAST_ROW)
-                numbers = with_items(_largest(least, few, lambda n, cut=with_items: len(write(cut(n))) <= most))
-        return numbers
-
-    def _written(
+    def written(
         self, numbers: Sequence[int], *, narrow: bool = False, length: int | None = None, more: str = ""
     ) -> str:
-        """The text with so many items of each block, and so many characters of the verdict (None: all)."""
+        """Return the text with so many items of each block.
+
+        Args:
+            numbers: number of items of each block; 0 leaves the block out.
+            narrow: whether tables have the columns of narrow terminals.
+            length: number of characters of the verdict; None: all.
+            more: command or call that shows all.
+        """
         pairs = [*zip(self.blocks, numbers, strict=True)]
         lost = sum((block.lost(number, narrow=narrow) for block, number in pairs), Counter())
         paragraphs = [self._first(length)]
@@ -311,8 +305,44 @@ class Document:
     def _first(self, length: int | None) -> str:
         verdict = self.verdict if length is None else f"{self.verdict[:length].rstrip()}…"
         if self.title:
-            return f"**{prose(self.title)}** – {_inline(verdict)}"
+            return f"**{prose(self.title)}** – {inline(verdict)}"
         return f"**{prose(verdict)}**" if verdict else ""
+
+
+class _Fitting:
+    """What a document leaves out, so that it has at most a number of characters."""
+
+    def __init__(self, document: Document, most: int, more: str) -> None:
+        self._document, self._most = document, most
+        self._numbers = [len(block) for block in document.blocks]
+        self._written = partial(document.written, more=more if len(more) <= most // _PART_OF_COMMAND else "")
+
+    def text(self) -> str:
+        """Return the document."""
+        for narrow, cuts in _PASSES:
+            self._written = partial(self._written, narrow=narrow)
+            self._numbers = [len(block) for block in self._document.blocks]
+            self._cut(cuts)
+            if self._fits():
+                return self._written(self._numbers)
+        length = _largest(0, len(self._document.verdict), self._fits)
+        return self._written(self._numbers, length=length)
+
+    def _cut(self, cuts: Iterable[tuple[Kind, int]]) -> None:
+        """Leave items out until the text fits, or these cuts are made."""
+        for kind, least in cuts:
+            for place, block in reversed([*enumerate(self._document.blocks)]):
+                number = self._numbers[place]
+                if block.kind == kind and number > least and not self._fits():
+                    most = min(number, self._most // _LEAST_ROW)
+                    self._numbers[place] = _largest(least, most, partial(self._fits_with, place))
+
+    def _fits(self, length: int | None = None) -> bool:
+        return len(self._written(self._numbers, length=length)) <= self._most
+
+    def _fits_with(self, place: int, number: int) -> bool:
+        self._numbers[place] = number
+        return self._fits()
 
 
 def check_max_chars(number: Any) -> None:
@@ -333,14 +363,14 @@ def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
     return least
 
 
-def _replaced(numbers: Sequence[int], place: int, number: int) -> Sequence[int]:
-    return [*numbers[:place], number, *numbers[place + 1 :]]
-
-
 def _left_out(lost: Mapping[str, int], more: str) -> str:
     """The sentence about what is left out, and how to see it; empty: nothing is."""
     things = [_counted(count, noun) for noun, count in lost.items() if count]
-    return f"Left out: {', '.join(things)}. All: {code(more) if more else 'without a limit'}" if things else ""
+    return (
+        f"Left out: {', '.join(things)}. All: {code(more) if more else 'without a limit of characters'}"
+        if things
+        else ""
+    )
 
 
 def _counted(count: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from annot.analyze.comparison.gate import Decision
-from annot.report.export.document import Block, Document, Kind, Rows, Texts, code, fenced, prose
+from annot.report.export.document import Block, Document, Kind, Rows, Texts, code, fenced, inline, prose
 from annot.report.table import Options, Table, top
 from annot.report.terminal.compare import ComparisonTable, comparison_sheet, sides_of, totals_of
 from annot.report.terminal.layout import FULL, Sheet
@@ -73,7 +73,7 @@ def markdown(
         >>> print(markdown(run.view(brief=True), is_answer=True, max_chars=2000))  # doctest: +SKIP
     """
     if isinstance(report, ComparisonTable):
-        document = _of_comparison(report, decision)
+        document = _of_comparison(report, decision, full_names=full_names)
     elif isinstance(report, RanksTable):
         document = _of_ranks(report, full_names=full_names)
     else:
@@ -84,17 +84,20 @@ def markdown(
 
 def _of_table(table: Table, reasons: str, *, is_answer: bool) -> Document:
     parts = parts_of_time(table)
-    others = [(name, text) for name, text in totals(table) if parts is None or name != parts[0]]
+    named = {"" if parts is None else parts[0], "" if table.meta["steps"] else "Steps"}
+    others = [(name, text) for name, text in totals(table) if name not in named]
     tables = [*table.instead, *([table] if not table.instead or table.meta["ranges"] else [])]
     return Document(
         verdict=_verdict(table.meta),
         blocks=[
-            *_texts("parts", "list of the parts of the step", [] if parts is None else [_named(parts[0], ", ".join(parts[1]))]),
+            _texts(
+                "parts", "part of the step", [_named(parts[0], ", ".join(parts[1]))] if parts else [], bullets=False
+            ),
             *(block for each in tables for block in _of_view(each, is_answer=is_answer)),
-            *_advice(table, reasons),
-            *_unknown(unknowns(table)),
-            *_texts("totals", "total", [_named(name, text) for name, text in others], "**Totals**"),
-            *_notes(table.meta["notes"]),
+            _advice(table, reasons),
+            _unknown(unknowns(table)),
+            _texts("totals", "total", [_named(name, text) for name, text in others], "**Totals**"),
+            _notes(table.meta["notes"]),
         ],
     )
 
@@ -109,8 +112,8 @@ def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
     if table.nothing:
         return
     if table.view.layout == "advice":
-        rows = table.rows.to_dicts()
-        yield from _texts("advice", "piece of advice", [*map(_item, advice_items(rows, table.meta))], bullets=False)
+        items = advice_items(table.rows.to_dicts(), table.meta)
+        yield _texts("advice", "piece of advice", map(_item, items), bullets=False)
     elif is_answer and table.is_tree:
         if rows := hottest_rows(table, table.shown.height):
             yield Rows(sheet=hot_sheet(table, rows, FULL))
@@ -119,22 +122,21 @@ def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
             if isinstance(line, Sheet):
                 yield Rows(sheet=line)
             elif isinstance(line, Text) and line.plain:
-                yield from _texts("notes", "note", [prose(line.plain)], bullets=False)
+                yield _texts("notes", "note", [prose(line.plain)], bullets=False)
 
 
 def _item(item: tuple[str, Sequence[tuple[str, str]], str]) -> str:
     """A piece of advice with its code."""
     advice, facts, source = item
-    lines = [f"**{prose(advice)}**", "", *(f"- {_named(name, text)}" for name, text in facts), "", fenced(source)]
-    return "\n".join(lines)
+    texts = (f"- {name}: {code(text) if name == 'Try' else inline(text)}" for name, text in facts)
+    return "\n".join([f"**{prose(advice)}**", "", *texts, "", fenced(source)])
 
 
-def _advice(table: Table, reasons: str) -> Iterator[Block]:
+def _advice(table: Table, reasons: str) -> Block:
     """The advice below a table of another view."""
-    if table.view.layout == "advice" or not table.advice:
-        return
+    rows = [] if table.view.layout == "advice" else table.advice
     heading = f"**Advice** (reasons and code: {code(reasons)})" if reasons else "**Advice**"
-    yield from _texts("advice", "piece of advice", [prose(advice_text(row, table)) for row in table.advice], heading)
+    return _texts("advice", "piece of advice", [prose(advice_text(row, table)) for row in rows], heading)
 
 
 def _of_ranks(report: RanksTable, *, full_names: bool) -> Document:
@@ -144,14 +146,14 @@ def _of_ranks(report: RanksTable, *, full_names: bool) -> Document:
         verdict=_verdict(report.meta),
         blocks=[
             Rows(sheet=ranks_sheet(report)),
-            *_unknown(notes[:failed]),
-            *_texts("totals", "total", [_named(name, text) for name, text in ranks_totals(report)], "**Totals**"),
-            *_notes(notes[failed:]),
+            _unknown(notes[:failed]),
+            _texts("totals", "total", [_named(name, text) for name, text in ranks_totals(report)], "**Totals**"),
+            _notes(notes[failed:]),
         ],
     )
 
 
-def _of_comparison(table: ComparisonTable, decision: Decision | None) -> Document:
+def _of_comparison(table: ComparisonTable, decision: Decision | None, *, full_names: bool) -> Document:
     """The verdict, the rows that change most, and the others hidden until the reader opens them."""
     status, texts = None if decision is None else decision.status, totals_of(table.comparison)
     if decision is not None:
@@ -159,43 +161,38 @@ def _of_comparison(table: ComparisonTable, decision: Decision | None) -> Documen
     comparability = table.comparison.comparability
     reasons = [f"Not comparable: {reason.text}." for reason in comparability.reasons]
     unknown = [*reasons, *(f"Not known: {reservation}." for reservation in comparability.reservations)]
-    changed = top(table.changed(lambda rows: rows.filter(rows["difference_ns"] != 0)), Options(top=max(table.rows.height, 1)))
-    sheet = comparison_sheet(changed, FULL)
+    changed = top(
+        table.changed(lambda rows: rows.filter(rows["difference_ns"] != 0)), Options(top=max(table.rows.height, 1))
+    )
+    sheet = comparison_sheet(changed, FULL, full_names=full_names)
     return Document(
         title=_VERDICTS[status],
         verdict=texts[0],
         blocks=[
-            *_texts("parts", "total", map(prose, texts[1:])),
-            *_texts("advice", "cause", [prose(cause.text) for cause in table.causes]),
-            *_unknown(unknown),
-            *_rows_of_comparison(sheet),
-            *_texts("totals", "name of a side", map(prose, sides_of(table)), details=True),
-            *_notes(table.comparison.notes, details=True),
+            _texts("parts", "total", map(prose, texts[1:])),
+            _texts("advice", "cause", [prose(cause.text) for cause in table.causes]),
+            _unknown(unknown),
+            Rows(sheet=sheet.part(0, _FIRST), is_folded=False),
+            Rows(sheet=sheet.part(_FIRST), kind="details", is_folded=False, details=True),
+            _texts("totals", "name of a side", map(prose, sides_of(table)), details=True),
+            _notes(table.comparison.notes, details=True),
         ],
     )
 
 
-def _rows_of_comparison(sheet: Sheet) -> Iterator[Block]:
-    if not sheet.rows:
-        return
-    yield Rows(sheet=sheet)
-
-
 def _texts(
     kind: Kind, name: str, texts: Iterable[str], heading: str = "", *, bullets: bool = True, details: bool = False
-) -> Iterator[Block]:
-    """A block of texts, unless there are none."""
-    if items := [*texts]:
-        yield Texts(kind=kind, name=name, texts=items, heading=heading, bullets=bullets, details=details)
+) -> Texts:
+    return Texts(kind=kind, name=name, texts=[*texts], heading=heading, bullets=bullets, details=details)
 
 
-def _unknown(sentences: Iterable[str]) -> Iterator[Block]:
-    yield from _texts("unknown", "thing that the profile cannot say", map(prose, sentences), "**Cannot say**")
+def _unknown(sentences: Iterable[str]) -> Texts:
+    return _texts("unknown", "thing that the profile cannot say", map(prose, sentences), "**Cannot say**")
 
 
-def _notes(notes: Iterable[str], *, details: bool = False) -> Iterator[Block]:
-    yield from _texts("notes", "note", map(prose, notes), "" if details else "**Notes**", details=details)
+def _notes(notes: Iterable[str], *, details: bool = False) -> Texts:
+    return _texts("notes", "note", map(prose, notes), "" if details else "**Notes**", details=details)
 
 
 def _named(name: str, text: str) -> str:
-    return f"{name}: {prose(text)}"
+    return f"{name}: {inline(text)}"

@@ -165,9 +165,10 @@ def _sheet(table: ComparisonTable, title: str, width: int, *, full_names: bool =
     }
     always = {"a_ns": 0, "b_ns": 0} if table.comparison.by in ("phase", "kind") else {}  # short names leave room
     kept = ("difference_ns", "speedup")
-    units = {name: unit.name if COMPARED[name].unit == "ns" else "" for name in shows}
     columns = [
-        head(COMPARED[name], show, always.get(name), keep=name in kept, unit=units[name]) for name, show in shows.items()
+        head(column, show, always.get(name), keep=name in kept, unit=unit.name if column.unit == "ns" else "")
+        for name, show in shows.items()
+        for column in [COMPARED[name]]
     ]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
     changes = [abs(row["difference_ns"]) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any, Final
 
@@ -83,6 +83,14 @@ class Sheet:
     names: Sequence[str] = ()
     sizes: Sequence[float] = ()
     others: Callable[[Sequence[int]], Any] | None = None
+
+    def part(self, start: int, end: int | None = None) -> Sheet:
+        """Return the rows from a place to another one, with the units of all."""
+        at = slice(start, end)
+        ends = replace(self.ends, texts=self.ends.texts[at])
+        return replace(
+            self, labels=self.labels[at], rows=self.rows[at], ends=ends, names=self.names[at], sizes=self.sizes[at]
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if self.heading:

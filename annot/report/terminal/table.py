@@ -91,9 +91,9 @@ def as_text(table: Table) -> str:
 
 def _whole(table: Table, width: int) -> list[RenderableType]:
     above = [Hanging(f"{name}: ", text) for name, text in totals(table)]
-    tables = [line for replacement in table.instead for line in (*_drawn(replacement, width), Text())]
+    tables = [line for replacement in table.instead for line in (*drawn(replacement, width), Text())]
     if not tables or table.meta["ranges"]:
-        tables += [*_drawn(table, width), Text()]
+        tables += [*drawn(table, width), Text()]
     return [*above, Text(), *tables, *notes(table.meta)]
 
 
@@ -122,8 +122,14 @@ def _named(path: str, beside: str) -> Text:
     return text.append(f" {printable(beside)}", style="cyan") if beside else text
 
 
-def _drawn(table: Table, width: int) -> list[RenderableType]:
-    """The heading, the table and the lines that belong to it."""
+def drawn(table: Table, width: int, most: int | None = _SHOWN) -> list[RenderableType]:
+    """Return the table with its heading, and the lines that belong to it.
+
+    Args:
+        table: the table.
+        width: width of the terminal, which selects the words.
+        most: number of single executions; None: all.
+    """
     view, units = table.view, table.meta.get("matrix_units", "Tensor Cores")
     heading = view.heading.replace("Tensor Cores", units)
     if view.layout == "advice" and not table.nothing:
@@ -132,14 +138,14 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
         above = [] if view.layout == "advice" else [Text(heading, style="bold")]
         return [*above, Text(table.nothing, style="dim")]
     if table.is_list:
-        return [_hot_sheet(table, hottest_rows(table), width)]
-    return [_tree(table, width)] if table.is_tree else _flat(table, heading, units, width)
+        return [hot_sheet(table, hottest_rows(table), width)]
+    return [_tree(table, width)] if table.is_tree else _flat(table, heading, units, width, most)
 
 
-def _flat(table: Table, heading: str, units: str, width: int) -> list[RenderableType]:
+def _flat(table: Table, heading: str, units: str, width: int, most: int | None) -> list[RenderableType]:
     """A table with a line per row."""
     view = table.view
-    shown, columns = table.cells(_SHOWN if view.group == "each" else None)
+    shown, columns = table.cells(most if view.group == "each" else None)
     columns = in_units(_kept(columns, table.meta.get("verdict", "")), units)
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
@@ -262,7 +268,7 @@ def tree_columns(table: Table) -> list[Formatted[Line]]:
     unit, host = unit_for(rows[time]), unit_for(rows["host_ns"])
     of_folds = unit_for(spread.slowest for spread in spreads.values())
     spread_unit = "" if of_folds.name == unit.name else f" {of_folds.name}"
-    units = {"host": f" {host.name}", "median": spread_unit, "slowest": spread_unit, "iqr": spread_unit}
+    own_units = {"host": f" {host.name}", "median": spread_unit, "slowest": spread_unit, "iqr": spread_unit}
 
     def timed(column: str, *phases: str) -> Callable[[Line], str]:
         return lambda line: unit.show(line.get(column, *phases))
@@ -293,8 +299,15 @@ def tree_columns(table: Table) -> list[Formatted[Line]]:
     if time == "gpu_ns" and table.meta["host_ns"] is not None:
         shows["host"] = lambda line: host.show(line.get("host_ns"))
     return [
-        head(TREE[name], show, least.get(name), f"{TREE[name].title}{units.get(name, '')}")
+        head(
+            column,
+            show,
+            least.get(name),
+            f"{column.title}{own}",
+            unit=unit.name if "ns" in column.unit and not own else "",
+        )
         for name, show in shows.items()
+        for column, own in [(TREE[name], own_units.get(name, ""))]
     ]
 
 
@@ -384,8 +397,8 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
     )
 
 
-def _hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
-    """A list of the rows with the most self time."""
+def hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
+    """Return a list of rows by self time; the width of the terminal selects the words."""
     unit = unit_for(row.total_ns for row in rows)
 
     def of_phase(phase: str) -> Callable[[HotRow], str]:
@@ -420,9 +433,7 @@ def _other_rows(rows: Sequence[HotRow]) -> HotRow:
     phases = dict.fromkeys(phase for row in rows for phase in row.self_ns)
     times = {phase: sum(row.self_ns.get(phase, 0) for row in rows) for phase in phases}
     total = sum(row.total_ns for row in rows)
-    return HotRow(
-        path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, bound=None, source=""
-    )
+    return HotRow(path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, bound=None, source="")
 
 
 def _other_line(lines: Sequence[Line | None]) -> Line:
@@ -473,20 +484,24 @@ def _advice_below(table: Table) -> list[RenderableType]:
     ]
 
 
-def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
-    """The advice as text: suggestion, saving, evidence, layers and code."""
+def advice_items(
+    rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]
+) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
+    """Yield each piece of advice: the suggestion, named facts about it, and the code."""
+    for row in rows:
+        facts = [("Saves", saving(row["saves"], meta)), ("Why", f"{row['evidence']}.")]
+        facts += [("Where", ", ".join(row["where"]))] if row["where"] else []
+        facts += [(name, row[key]) for name, key in (("Try", "trial"), ("Tried", "tried")) if row.get(key)]
+        yield row["advice"], facts, row["code"]
+
+
+def _advice_lines(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
+    """The advice as text: suggestion, facts and code."""
     lines: list[RenderableType] = []
-    for number, row in enumerate(rows, 1):
-        lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
-        lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
-        lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
-        if row["where"]:
-            lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
-        lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
-        if row.get("trial"):
-            lines.append(Text.assemble("   Try: ", (printable(row["trial"]), "cyan")))
-        if row.get("tried"):
-            lines.append(Hanging("   Tried: ", printable(row["tried"])))
+    for number, (advice, facts, code) in enumerate(advice_items(rows, meta), 1):
+        lines.append(Hanging(f"{number}. ", printable(advice), "bold"))
+        lines += [Hanging(f"   {name}: ", printable(text)) for name, text in facts]
+        lines += [Text(f"   {printable(line)}", style="cyan") for line in code.split("\n")]
         lines.append(Text())
     return lines[:-1]
 
@@ -522,7 +537,7 @@ def print_answer(table: Table, console: Console, *, more: str = "", reasons: str
     else:
         hottest = hottest_rows(table, HOTTEST)
         rows = len(hottest)
-        drawn = [_hot_sheet(table, hottest, width)] if rows else []
+        drawn = [hot_sheet(table, hottest, width)] if rows else []
     further = f"; reasons and code: {reasons}" if reasons and table.advice else ""
     below = left_out(table.shown.height, len(meta["notes"]), more and f"{more}{further}", width)
     room = LINES - len(above) - (rows + 1 if rows else 0) - len(below)
@@ -547,15 +562,15 @@ def _best_advice(table: Table, console: Console, room: int) -> list[Text]:
     """
     rows = table.advice[:_ADVICE]
     for most, with_layers in ((_ADVICE, True), (_ADVICE, False), (1, True), (1, False)):
-        texts = (_advice_text(row, table, with_layers=with_layers) for row in rows[:most])
-        lines = [line for text in texts for line in as_lines(text, console, "  ")]
+        texts = (advice_text(row, table, with_layers=with_layers) for row in rows[:most])
+        lines = [line for text in texts for line in as_lines(Text.assemble(("Advice: ", "cyan"), text), console, "  ")]
         if len(lines) <= room:
             return lines
     return cut_lines(lines, room) if room > 0 else []
 
 
-def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> Text:
-    """A piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
+def advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool = True) -> str:
+    """Return a piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
     where = ""
     if with_layers:
         groups = table.rows.drop_nulls("group").select("layer", "group") if "group" in table.rows.columns else None
@@ -565,8 +580,7 @@ def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> 
         layers = [*dict.fromkeys(layer_path.with_parent(folds.get(layer, name), root) for layer, name in names)]
         others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         where = f" In {printable(layers[0])}{others}." if layers else ""
-    gain = saving(row["saves"], table.meta)
-    return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}{_tried(row)}")
+    return f"{printable(row['advice'])} Saves {saving(row['saves'], table.meta)}.{where}{_tried(row)}"
 
 
 def _tried(row: Mapping[str, Any]) -> str:
