@@ -46,6 +46,7 @@ from msgspec import Meta
 
 from annot.errors import AnnotError
 from annot.util.data_folder import data_folder
+from annot.util.json_files import DAMAGED
 
 _BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
 _OF_CPU: Final = re.compile(r"\((?:R|TM|C)\)|\b(?:CPU|Processor|\d+-Core)\b|@.*|\bwith Radeon.*", re.IGNORECASE)
@@ -348,10 +349,6 @@ class Calibration(msgspec.Struct, frozen=True):
         source = f"{origin} on {self.measured}{f' with PyTorch {torch}' if torch else ''}"
         return Peaks(device_text(self.device, self.threads), self.flops, self.bandwidth, source)
 
-    def as_bytes(self) -> bytes:
-        """Return the contents of the file."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -388,7 +385,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
         return msgspec.json.decode(content[:_LARGEST], type=Calibration)
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise AnnotError(f"{path} is not a file of annot calibrate, or damaged: {error}") from None
 
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from annot.cli.output import UsageError, number_type, say, whole_number
+from annot.cli.output import add_command_argument, command_of, number_type, say, whole_number
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.causes import Cause
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format; default: text")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+    add_command_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,9 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.bisect.search import Question, Search
     from annot.collect.logged_run import terminable
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError("COMMAND is missing: annot bisect --good REV --bad REV -- python train.py")
+    command = command_of(args, "annot bisect --good REV --bad REV -- python train.py")
     for name in os.environ.keys() - plain_environment().keys():  # of git; the commands of the user may run git, too
         del os.environ[name]
     here = Path.cwd()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from annot.cli import output
 from annot.errors import AnnotError
-from annot.util.whole_files import write_file
+from annot.util.json_files import write_json
 
 if TYPE_CHECKING:
     from annot.analyze.peaks import Calibration
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or _file_of(device)
     with _alone_in(path.resolve().parent, make=args.output is None):
         calibration = _calibration(device)
-        write_file(path, [calibration.as_bytes()], force=True)
+        write_json(path, calibration)
     _print(calibration, path)
     return 0
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import console_for, drop_output, say
+from annot.cli.output import add_command_argument, command_of, console_for, drop_output, say
 from annot.errors import AnnotError
 from annot.util.installed_tools import has_gpu_driver
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     force = "replace an existing OUT, and OUT.parts of a killed run"
     parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--no-report", action="store_true", help="do not print the report at the end")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+    add_command_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,10 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.collect.collectors import choose, collect
     from annot.collect.run import CommandError
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        say("error: COMMAND is missing: annot run -- python train.py")
-        return 2
+    command = command_of(args, "annot run -- python train.py")
     collector = choose(args.collector)
     try:
         outcome = collect(command, collector, out=args.output, force=args.force, layers=args.layers, say=_try_to_say)

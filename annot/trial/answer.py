@@ -6,8 +6,9 @@ It is made of the records of the finished runs only, so that an interrupted tria
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -144,26 +145,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(changes: Sequence[Change]) -> Change:
-    """Return several changes as one: it may do to numbers what each of them may.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not changes:
-        raise ValueError("changes must have at least one change, got none")
-    first = changes[0]
-    if len(changes) == 1:
-        return first
-    return Change(
+    """Return one or more changes as one: it may do to numbers what each of them may."""
+    return replace(
+        changes[0],
         name="+".join(change.name for change in changes),
         title=" + ".join(change.title for change in changes),
-        framework=first.framework,
-        live="",
         numbers=max((change.numbers for change in changes), key=_NUMBERS.index),
         tolerance=sum(change.tolerance for change in changes),
         other_random=next((change.other_random for change in changes if change.other_random), ""),
         code="\n".join(change.code for change in changes),
-        fits=lambda facts: "",
     )
 
 
@@ -197,7 +187,8 @@ class Evaluation:
             title=change.title,
             verdict=verdict,
             reason=reason,
-            **({} if times is None else _numbers(times)),
+            **(times.numbers() if times else {}),
+            runs=times.runs if times else 0,
             first_steps_ns=max(map(speed.first_steps_ns, results), default=None),
             pays_back=None if times is None else speed.pays_back([(before, after), checks], times),
             peak_bytes=max((run.peak_bytes for run in after or results), default=None),
@@ -286,17 +277,6 @@ class Evaluation:
         timed = self._timed(self._stage(name, other))
         before, after = ([record.result for record in timed if record.name == each] for each in (other, name))
         return before, after
-
-
-def _numbers(times: speed.Speedup) -> dict[str, Any]:
-    return {
-        "before_ns": times.before_ns,
-        "after_ns": times.after_ns,
-        "speedup": times.factor,
-        "low": times.low,
-        "high": times.high,
-        "runs": times.runs,
-    }
 
 
 def _judged(times: speed.Speedup, training: Training | None, unsteadiness: str) -> tuple[Verdict, str]:
