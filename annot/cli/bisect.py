@@ -13,6 +13,13 @@ from the checkout, the same code for all commits: install it with --setup, or ad
 
 After Ctrl-C or a kill, the same command continues with the runs that are measured. The exit status is 5 if no commit is
 found: bad is not slower, skipped commits remain, or the change is too small for the runs.
+
+examples:
+  annot bisect --good v1.2 --bad HEAD -- python train.py --steps 50
+  annot bisect --good HEAD~30 --bad HEAD --layers --setup 'pip install -q .' -- python bench.py
+  annot bisect --good v1.2 --bad main --setup 'git submodule update --init' -- python train.py
+  annot bisect --good v1.2 --bad main --setup 'ln -s "$ANNOT_BISECT_TOP/data" data' -- python train.py
+  annot bisect --good v1.2 --bad main --by-layer encoder.layers.3 --repeat 8 -- python train.py
 """
 
 from __future__ import annotations
@@ -34,14 +41,6 @@ if TYPE_CHECKING:
     from annot.bisect.search import Answer, Question
     from annot.bisect.target import Target
 
-_EXAMPLES = """\
-examples:
-  annot bisect --good v1.2 --bad HEAD -- python train.py --steps 50
-  annot bisect --good HEAD~30 --bad HEAD --layers --setup 'pip install -q .' -- python bench.py
-  annot bisect --good v1.2 --bad main --setup 'git submodule update --init' -- python train.py
-  annot bisect --good v1.2 --bad main --setup 'ln -s "$ANNOT_BISECT_TOP/data" data' -- python train.py
-  annot bisect --good v1.2 --bad main --by-layer encoder.layers.3 --repeat 8 -- python train.py
-"""
 _UNDECIDED = 5
 
 
@@ -49,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot bisect`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot bisect --good REV --bad REV [options] -- COMMAND ..."
     parser.add_argument("--good", required=True, metavar="REV", help="a fast commit, an ancestor of the bad one")
     parser.add_argument("--bad", default="HEAD", metavar="REV", help="a slow commit; default: HEAD")

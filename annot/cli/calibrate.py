@@ -7,6 +7,11 @@ data folder ($XDG_DATA_HOME or ~/.local/share), in a file per device. A CPU has 
 Reports of profiles of this device then use these peaks instead of those of the data sheet, which no program reaches,
 and say so. For profiles of another machine, write a file there with -o, and use it with --peaks FILE, or copy it into
 the folder annot/peaks.
+
+examples:
+  annot calibrate
+  annot calibrate --device cpu --threads 4
+  annot calibrate -o mi300x.json      # for `annot roofline PROFILE --peaks mi300x.json` elsewhere
 """
 
 from __future__ import annotations
@@ -32,17 +37,10 @@ if TYPE_CHECKING:
 
 _BUSY = 0.5
 """Load per core from which other programs disturb the measurement."""
-_EXAMPLES = """\
-examples:
-  annot calibrate
-  annot calibrate --device cpu --threads 4
-  annot calibrate -o mi300x.json      # for `annot roofline PROFILE --peaks mi300x.json` elsewhere
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot calibrate`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "--device", metavar="DEVICE", help="cpu, cuda (also AMD GPUs) or cuda:N; default: the GPU, else the CPU"
     )

@@ -197,7 +197,8 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
         )
         if name in commands:
             module = _module(name)
-            verb.description = module.__doc__
+            verb.description, _, examples = (module.__doc__ or "").partition("\nexamples:\n")
+            verb.epilog = f"examples:\n{examples}"
             module.add_arguments(verb)
     return parser
 

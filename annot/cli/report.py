@@ -28,6 +28,23 @@ OUT ends in .gz.
 layer ran on which stream, with the findings for the layer.
 
 `annot PROFILE` is short for `annot report PROFILE`.
+
+examples:
+  annot run.sqlite
+  annot run.sqlite --all
+  annot run.sqlite --by kernel --steps 3:20
+  annot run.sqlite --columns work
+  annot run.sqlite --expand layers.7
+  annot run.sqlite --by module --columns roofline --top 10
+  annot run.sqlite --by kernel --each --format csv
+  annot run.sqlite -o layers.csv
+  annot run.sqlite -o run.html
+  annot run.sqlite --format trace -o run.json.gz
+  annot run.sqlite --format tensorboard -o logs/run
+  annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
+  annot execution.json.gz --capture capture.json.gz
+  annot 'run_rank*.sqlite'
+  annot 'run_rank*.sqlite' --rank 3 --by advice
 """
 
 from __future__ import annotations
@@ -54,29 +71,10 @@ if TYPE_CHECKING:
 
 _EXPORTS = ("trace", "tensorboard", "nsys-rep")
 """Formats of files for other tools."""
-_EXAMPLES = """\
-examples:
-  annot run.sqlite
-  annot run.sqlite --all
-  annot run.sqlite --by kernel --steps 3:20
-  annot run.sqlite --columns work
-  annot run.sqlite --expand layers.7
-  annot run.sqlite --by module --columns roofline --top 10
-  annot run.sqlite --by kernel --each --format csv
-  annot run.sqlite -o layers.csv
-  annot run.sqlite -o run.html
-  annot run.sqlite --format trace -o run.json.gz
-  annot run.sqlite --format tensorboard -o logs/run
-  annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
-  annot execution.json.gz --capture capture.json.gz
-  annot 'run_rank*.sqlite'
-  annot 'run_rank*.sqlite' --rank 3 --by advice
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot report`."""
-    parser.epilog = _EXAMPLES
     parser.usage = "annot [report] [--by ROW] [--columns WHAT] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
     # The values are literals here, because importing annot.report loads polars, which is slow.

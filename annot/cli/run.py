@@ -4,6 +4,14 @@ Arguments, streams and signals of the command are unchanged. annot run returns t
 its profile cannot be written: 128+n after signal n, 127 if the command is not found, 126 if it is not executable. A
 command that records nothing leaves no profile. The report goes to standard output on a terminal, else to standard
 error, so that the output of the command can be piped.
+
+examples:
+  annot run -- python train.py
+  annot run --layers -- python train.py                  # ranges of all layers, without changes to the script
+  annot run -o run.sqlite --force -- python train.py --epochs 1
+  annot run --collector recorder -- python -m package.train
+  annot run --collector torch -o trace.json.gz -- python train.py
+  annot run -- torchrun --nproc-per-node 2 train.py
 """
 
 from __future__ import annotations
@@ -23,22 +31,11 @@ if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
     from annot.collect.run import Collected
 
-_EXAMPLES = """\
-examples:
-  annot run -- python train.py
-  annot run --layers -- python train.py                  # ranges of all layers, without changes to the script
-  annot run -o run.sqlite --force -- python train.py --epochs 1
-  annot run --collector recorder -- python -m package.train
-  annot run --collector torch -o trace.json.gz -- python train.py
-  annot run -- torchrun --nproc-per-node 2 train.py
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot run`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot run [-o OUT] [--collector NAME] [--layers] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o",

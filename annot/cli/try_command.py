@@ -16,6 +16,12 @@ A change that fails, changes training, compiles again and again or makes steps u
 
 After a kill or Ctrl-C, which prints what is measured until then, the same command continues. The exit status is 5 if no
 change is faster.
+
+examples:
+  annot try -- python train.py                                     # the changes that can help, best first
+  annot try --change compile,bf16 --steps 30 --repeat 5 -- python train.py
+  annot try --combine --budget 30m -- python train.py              # and the best ones together
+  annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
 """
 
 from __future__ import annotations
@@ -35,13 +41,6 @@ if TYPE_CHECKING:
     from annot.trial.answer import Answer
     from annot.trial.trial import Question, Trial
 
-_EXAMPLES = """\
-examples:
-  annot try -- python train.py                                     # the changes that can help, best first
-  annot try --change compile,bf16 --steps 30 --repeat 5 -- python train.py
-  annot try --combine --budget 30m -- python train.py              # and the best ones together
-  annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
-"""
 _INTERRUPTED: Final = 130
 _BUDGET: Final = 600.0
 """Seconds for all runs, without --budget and --repeat."""
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot try`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot try [--change NAME,...] [options] -- COMMAND ..."
     parser.add_argument(
         "--change",
