@@ -16,7 +16,7 @@ import msgspec
 
 from annot.analyze.advice.facts import Facts
 from annot.analyze.peaks import cpu_name, gpu_name
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.util.data_folder import data_folder
 from annot.util.json_files import read_json, write_json
 from annot.util.program import Program
@@ -109,10 +109,8 @@ def keep(program: Program, tried: Iterable[Tried]) -> Path | None:
         rows[row.change, row.device] = row
     facts = program.facts()
     content = _File(command=facts["command"], folder=facts["folder"], tried=[*rows.values()][-_MOST:])
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnnotError(f"{path.parent} cannot be written: {error.strerror}") from None
     write_json(path, content)
     return path
 

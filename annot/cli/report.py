@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING
 
 from annot.cli import output
 from annot.cli.progress import progress
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -267,7 +267,7 @@ def _export(run: Run, args: argparse.Namespace) -> None:
     if report is not None and args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
         raise AnnotError(f"{args.output} is the input: use another name with -o")
     attribution = run.attribution_with_calls
-    try:
+    with writing(args.output):
         if report is not None:
             enrich(attribution, report, args.output)
         else:
@@ -276,8 +276,6 @@ def _export(run: Run, args: argparse.Namespace) -> None:
             else:
                 from annot.report.export.tensorboard import write_tensorboard as write
             write(attribution, run.path, args.output, force=args.force)
-    except OSError as error:
-        raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
 
 
 def _report(args: argparse.Namespace) -> Table | RanksTable:

@@ -50,16 +50,11 @@ def run(args: argparse.Namespace, names: Sequence[str], program: Program) -> int
         program: the program to run.
     """
     from annot.collect.logged_run import terminable
-    from annot.errors import AnnotError
     from annot.trial.layer import run_layer
     from annot.trial.show_layer import as_markdown, print_layers
 
     question = _question(args, names, program)
     folder = args.keep or Path(tempfile.mkdtemp(prefix="annot-try-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     say(f"one run, layers {', '.join(question.patterns)} with {', '.join(question.changes)}")
     with terminable():
         answer = run_layer(question, folder)

@@ -17,7 +17,7 @@ import msgspec
 
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.sweep.grid import Run, Sweep
 from annot.util import locked_folder
 from annot.util.json_files import read_json, write_json
@@ -80,14 +80,12 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
         timeout=sweep.timeout,
     )
     start = time.monotonic()
-    try:
+    with writing(own_folder):
         own_folder.mkdir(parents=True, exist_ok=True)
         (own_folder / "result.json").unlink(missing_ok=True)
         status = logged.run()
         seconds = round(time.monotonic() - start, 3)
         problem = logged.problem(status)
-    except OSError as error:
-        raise AnnotError(f"{own_folder} cannot be written: {error.strerror}") from None
     result = Result(
         parameters=run.parameters,
         command=list(run.command),

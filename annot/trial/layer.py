@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from annot.collect.measured_run import MeasuredRun
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 from annot.live.request import AlternativeTimes, Difference, LayerRequest, LayerTimes, Request, Result
 from annot.trial.runs import NO_STEP, Program
 from annot.trial.speed import LEVEL, ratio, step_ns
@@ -127,7 +127,7 @@ def run_layer(question: LayerQuestion, folder: Path) -> LayerAnswer:
 
     Args:
         question: what to measure.
-        folder: an existing folder for the output of the program, ``layers.txt``.
+        folder: folder for the output of the program, ``layers.txt``; created if missing.
 
     Raises:
         CommandError: the command does not exist or cannot be executed.
@@ -135,10 +135,9 @@ def run_layer(question: LayerQuestion, folder: Path) -> LayerAnswer:
     """
     command, log = question.program.command, folder / "layers.txt"
     run = MeasuredRun(command=command, request=_request(question, folder), log=log)
-    try:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         status = run.run()
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     result = run.result(status)
     Path(run.request.result).unlink(missing_ok=True)
     if isinstance(result, str):

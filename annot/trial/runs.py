@@ -14,7 +14,7 @@ from annot.collect.alternate import RUNNING, keep_files, running_folder
 from annot.collect.collectors import choose
 from annot.collect.logged_run import problem_of
 from annot.collect.measured_run import MeasuredRun
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.live.request import Request, Result
 from annot.trial.records import BASE, Kind, Record, cache_variables, stem
 from annot.util.json_files import read_json, write_json
@@ -102,10 +102,8 @@ class Runs:
         record = read_json(path, Record)
         if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
             self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
-            try:
+            with writing(self.folder):
                 record = self._perform(name, kind, number, stage, request)
-            except OSError as error:
-                raise AnnotError(f"{self.folder} cannot be written: {error.strerror}") from None
             write_json(path, record)
         self.records.append(record)
         return record
