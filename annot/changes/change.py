@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from annot.analyze.advice.facts import LEAST_SETTING, Facts
 from annot.changes.numbers import IN_BFLOAT16, IN_TEN_BITS, REORDERED
+from annot.util.packaged_tables import packaged_table
 
 Fits: TypeAlias = Callable[[Facts], str]
 Framework: TypeAlias = Literal["torch", "keras"]
@@ -77,8 +77,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _entries() -> dict[Framework, dict[str, _Entry]]:
-    file = files("annot.changes") / "changes.toml"
-    return msgspec.toml.decode(file.read_bytes(), type=dict[Framework, dict[str, _Entry]])
+    return packaged_table("annot.changes", "changes.toml", dict[Framework, dict[str, _Entry]])
 
 
 def built_in(framework: Framework, fits: Mapping[str, Fits]) -> tuple[Change, ...]:

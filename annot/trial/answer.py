@@ -210,12 +210,11 @@ class Evaluation:
 
     def speedup(self, name: str, other: str = BASE) -> speed.Speedup | None:
         """Return the speedup of a change over others, from the runs that took turns; None: not measured."""
-        stage = self._stage(name, other)
-        return speed.speedup(*self._sides(name, other), self._share(stage))
+        return speed.speedup(*self._sides(name, other), self._share(self._stage(name, other)))
 
     def base(self) -> Row:
         """Return the numbers of the runs without changes."""
-        runs = [record.result for record in self._timed(0) if record.name == BASE]
+        runs = self._timed(BASE, 0)
         times = [speed.step_ns(run, self._share(0)) for run in runs]
         return Row(
             changes=[],
@@ -255,28 +254,28 @@ class Evaluation:
             other_random=change.other_random,
         )
 
-    def _timed(self, stage: int | None) -> list[Record]:
-        """The timed runs of an alternation."""
-        timed = (record for record in self._records if record.kind == "timed" and not record.problem)
-        return [record for record in timed if record.stage == stage]
+    def _timed(self, name: str, stage: int | None) -> list[Result]:
+        """The timed runs of a name in an alternation."""
+        return [record.result for record in self._of(name) if _is_timed(record) and record.stage == stage]
 
     def _stage(self, name: str, other: str) -> int | None:
         """The first alternation in which a change took turns with another; None: there is none."""
-        timed = [record for record in self._records if record.kind == "timed" and not record.problem]
-        stages = ({record.stage for record in timed if record.name == each} for each in (name, other))
+        stages = ({record.stage for record in self._of(each) if _is_timed(record)} for each in (name, other))
         return min(set.intersection(*stages), default=None)
 
     def _share(self, stage: int | None) -> float:
         """The share of blocks of steps that times of an alternation are from."""
-        timed = self._timed(stage)
-        names = {record.name for record in timed}
-        return speed.steadiest([[record.result for record in timed if record.name == name] for name in names])
+        names = {record.name for record in self._records}
+        return speed.steadiest(self._timed(name, stage) for name in names)
 
     def _sides(self, name: str, other: str = BASE) -> tuple[list[Result], list[Result]]:
         """The timed runs of another change and of a change in their first alternation."""
-        timed = self._timed(self._stage(name, other))
-        before, after = ([record.result for record in timed if record.name == each] for each in (other, name))
-        return before, after
+        stage = self._stage(name, other)
+        return self._timed(other, stage), self._timed(name, stage)
+
+
+def _is_timed(record: Record) -> bool:
+    return record.kind == "timed" and not record.problem
 
 
 def _judged(times: speed.Speedup, training: Training | None, unsteadiness: str) -> tuple[Verdict, str]:

@@ -298,7 +298,7 @@ def choose(asked: Sequence[str], fits: Mapping[str, Candidate], framework: str) 
     Raises:
         AnnotError: a change is for another framework.
     """
-    every = {name: Candidate(change, None, "") for name, change in all_changes().items()}
+    every = {name: Candidate(change, None) for name, change in all_changes().items()}
     if ALL in asked:
         others = {name: other for name, other in every.items() if other.change.framework == framework}
         return {**fits, **{name: other for name, other in others.items() if name not in fits}}

@@ -64,7 +64,7 @@ def test_a_change_that_draws_other_random_numbers() -> None:
     records = base()
     records.check("workers", losses=[2.0, 1.8, 1.1, 1.0])
     random = change("workers", other_random="workers draw others")
-    row = Evaluation(records, {"workers": Candidate(random, None, "")}).row("workers")
+    row = Evaluation(records, {"workers": Candidate(random, None)}).row("workers")
     assert (row.training, row.training_text) == ("unknown", "workers draw others, and losses differ by 24%")
 
 
