@@ -185,12 +185,20 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes: tuple[str, ...] = ()
 
 
+class CopyText(Text, frozen=True, forbid_unknown_fields=True):
+    """Advice on operators that copy tensors, with what they are."""
+
+    what: str = ""
+
+
 class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of ``texts.toml``, which explains them."""
 
     keras: dict[str, Text]
     cuda: dict[str, Text]
     collectives: dict[str, dict[str, Text]]
+    copies: dict[str, CopyText]
+    engines: dict[str, dict[str, str]]
 
 
 @cache
