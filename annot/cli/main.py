@@ -186,9 +186,11 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(*commands: str | None) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the options of some commands: only their modules are imported."""
+    description, epilog = _help_of(__doc__)
     parser = _Parser(
         prog="annot",
-        **_help_of(__doc__),
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -199,15 +201,15 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
         )
         if name in commands:
             module = _module(name)
-            vars(verb).update(_help_of(module.__doc__))
+            verb.description, verb.epilog = _help_of(module.__doc__)
             module.add_arguments(verb)
     return parser
 
 
-def _help_of(docstring: str | None) -> dict[str, str]:
+def _help_of(docstring: str | None) -> tuple[str, str]:
     """Return the text before the options and that after them, from the examples on; empty under ``python -OO``."""
-    description, _, examples = (docstring or "").partition("\nexamples:\n")
-    return {"description": description, "epilog": f"examples:\n{examples}"}
+    description, examples, rest = (docstring or "").partition("\nexamples:\n")
+    return description, f"{examples}{rest}"
 
 
 class _Version(argparse.Action):
