@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+import polars as pl
 
+from annot.analyze.comparison.compare import compare
+from annot.analyze.comparison.digest import digest
 from annot.changes.change import Change, Numbers
 from annot.changes.registry import Candidate
+from annot.errors import AnnotError
 from annot.live.request import Result
+from annot.runs.run import Run
 from annot.trial import speed
 from annot.trial.records import BASE, Record
 from annot.trial.training import Training, repeats_losses, same_training
@@ -30,6 +36,10 @@ _ORDER: Final[tuple[Verdict, ...]] = (
 _NUMBERS: Final[tuple[Numbers, ...]] = ("same bits", "rounding", "another algorithm")
 _RECOMPILES: Final = 0.25
 """Compiled graphs per measured step from which a program is not in a steady state."""
+_MOST_LAYERS: Final = 6
+"""Most layers whose change an answer has."""
+_LEAST_CHANGE: Final = 0.01
+"""Least change, as a share of the time of a step."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,3 +332,32 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes = [f"exit status {status}" for status in statuses]
     graphs = max((record.result.recompiled for record in records if record.kind == "timed"), default=0)
     return [*notes, f"{graphs} graphs were compiled in measured steps"] if graphs else notes
+
+
+def changed_layers(base: Path | None, other: Path | None) -> list[LayerChange]:
+    """Return the layers whose time differs most between two profiles, the largest difference first.
+
+    A layer whose change is that of layers inside it is left out, as in `annot compare`.
+
+    Args:
+        base, other: the profiles; None: there is none, and so no layer.
+    """
+    if base is None or other is None:
+        return []
+    try:
+        comparison = compare([digest(Run(base).attribution)], [digest(Run(other).attribution)])
+    except (AnnotError, ValueError):  # a profile without layers or without times
+        return []
+    least = _LEAST_CHANGE * max(comparison.whole["a_ns"] or 0.0, comparison.whole["b_ns"] or 0.0)
+    changes = pl.col("difference_ns").abs()
+    rows = comparison.rows.filter(~pl.col("explained"), changes >= least).sort(changes, descending=True)
+    return [
+        LayerChange(
+            layer=row["layer"],
+            module=row["module"],
+            phase=row["phase"],
+            before_ns=row["a_ns"] or 0.0,
+            after_ns=row["b_ns"] or 0.0,
+        )
+        for row in rows.head(_MOST_LAYERS).iter_rows(named=True)
+    ]

@@ -18,8 +18,7 @@ from annot.collect.alternate import in_turn
 from annot.errors import AnnotError
 from annot.runs.run import Run
 from annot.trial import speed
-from annot.trial.answer import Answer, Evaluation
-from annot.trial.changed_layers import changed_layers
+from annot.trial.answer import Answer, Evaluation, changed_layers
 from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
 from annot.trial.records import BASE, Kind, Record
 from annot.trial.runs import Runs
