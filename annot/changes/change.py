@@ -87,21 +87,14 @@ def built_in(framework: Framework, fits: Mapping[str, Fits]) -> tuple[Change, ..
         framework: see `Change.framework`.
         fits: `Change.fits` by name, for the changes of the framework in ``changes.toml``.
     """
-    return tuple(
-        Change(
-            name=name,
-            title=entry.title,
-            framework=framework,
-            live=f"annot.live.{framework}_changes:{name.replace('-', '_')}{'_' * (name == 'compile')}",
-            numbers=entry.numbers,
-            tolerance=_TOLERANCES[entry.tolerance] if entry.numbers == "rounding" else 0.0,
-            code=entry.code,
-            fits=fits[name],
-            other_random=entry.other_random,
-            group=entry.group,
-        )
-        for name, entry in _entries()[framework].items()
-    )
+    changes = []
+    for name, entry in _entries()[framework].items():
+        function = f"{name.replace('-', '_')}{'_' * (name == 'compile')}"
+        fields = msgspec.structs.asdict(entry)
+        fields["tolerance"] = _TOLERANCES[entry.tolerance] if entry.numbers == "rounding" else 0.0
+        live = f"annot.live.{framework}_changes:{function}"
+        changes.append(Change(name=name, framework=framework, live=live, fits=fits[name], **fields))
+    return tuple(changes)
 
 
 def waits_for_data(facts: Facts) -> str:
