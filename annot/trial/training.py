@@ -34,13 +34,11 @@ class Training:
         verdict: see `Verdict`.
         text: the verdict in words, without full stop.
         difference: largest relative difference of a loss; None: unknown.
-        step: number of the first step that differs, from 1; None: none does.
     """
 
     verdict: Verdict
     text: str
     difference: float | None = None
-    step: int | None = None
 
     @property
     def is_same(self) -> bool:
@@ -78,10 +76,10 @@ def same_training(
     compared = changed.losses[: len(finite)]
     if None in compared:
         step = compared.index(None) + 1
-        return Training("diverged", f"loss is NaN or infinite from step {step} on", None, step)
+        return Training("diverged", f"loss is NaN or infinite from step {step} on")
     losses = _finite(compared)
     if len(losses) < len(finite):
-        return Training("changed", f"{len(losses)} steps instead of {len(finite)}", None, len(losses) + 1)
+        return Training("changed", f"{len(losses)} steps instead of {len(finite)}")
     spread = _largest(_differences(finite, _finite(again.losses))) if again is not None else 0.0
     if spread > _LARGE:
         return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
@@ -92,7 +90,7 @@ def same_training(
     if largest > limit:
         step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
         words = f"changes training from step {step} on: losses differ by {percent(largest)}"
-        return Training("changed", words, largest, step)
+        return Training("changed", words, largest)
     if largest > tolerance:
         return Training("rounding", f"losses differ by {percent(largest)}, as in two runs without it", largest)
     if largest:
@@ -108,8 +106,7 @@ def _equal_losses(base: Result, again: Result | None, changed: Result, *, promis
         return Training("equal", "same losses", 0.0)
     if base.parameters == changed.parameters:
         return Training("equal", "same losses and parameters", 0.0)
-    steps = base.hashed_steps
-    return Training("changed", f"other parameters after step {steps}, although losses are equal", 0.0, steps)
+    return Training("changed", f"other parameters after step {base.hashed_steps}, although losses are equal", 0.0)
 
 
 def repeats_losses(base: Result, again: Result) -> str:

@@ -19,7 +19,15 @@ from annot.trial.records import BASE, Kind, Record
 from annot.trial.runs import Program, Runs
 from annot.trial.trial import ALL, Question, Trial, choose
 
-SPEED = {"compile": 0.5, "bf16": 0.8, "sdpa-math": 0.85, "fused": 0.9, "set-to-none": 1.0}
+SPEED = {
+    "compile": 0.5,
+    "compile-blocks": 0.6,
+    "foreach": 0.95,
+    "bf16": 0.8,
+    "sdpa-math": 0.85,
+    "fused": 0.9,
+    "set-to-none": 1.0,
+}
 
 
 class MadeRuns(Runs):
@@ -120,6 +128,12 @@ def test_combinations_keep_what_helps(tmp_path: Path) -> None:
     assert stages == {1: "compile+bf16", 2: "compile+bf16+sdpa-math", 3: "compile+bf16+fused"}
     asked = next(record.request for record in runs.records if record.name == "compile+bf16")
     assert asked.changes == {name: all_changes()[name].live for name in ("compile", "bf16")}
+
+
+def test_changes_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
+    runs = MadeRuns(tmp_path)
+    trial(runs, changes=("compile", "compile-blocks", "fused", "foreach"), combine=True)[0].run()
+    assert {record.name for record in runs.records if "+" in record.name} == {"compile+fused"}
 
 
 def test_the_budget_ends_rounds_and_leaves_changes_out(tmp_path: Path) -> None:
