@@ -22,7 +22,7 @@ from annot.errors import AnnotError
 from annot.live.request import Result
 from annot.runs.run import Run
 from annot.trial import speed
-from annot.trial.records import BASE, Record
+from annot.trial.records import BASE, ROUNDED, Record
 from annot.trial.training import Training, repeats_losses, same_training
 
 Verdict: TypeAlias = Literal[
@@ -214,7 +214,7 @@ class Evaluation:
 
     def rows(self) -> list[Row]:
         """Return a row for each change with a run, the best first."""
-        names = dict.fromkeys(record.name for record in self._records if record.name != BASE)
+        names = dict.fromkeys(record.name for record in self._records if record.name not in (BASE, ROUNDED))
         rows = [self.row(name) for name in names]
         return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), -(row.speedup or 0.0)))
 
@@ -240,7 +240,8 @@ class Evaluation:
     def repeats(self) -> str:
         """Return in words how far two runs without changes have the same losses; empty: there are not two."""
         checks = self._checks(BASE)
-        return repeats_losses(checks[0], checks[1]) if len(checks) > 1 else ""
+        rounded = next(iter(self._checks(ROUNDED)), None)
+        return repeats_losses(checks[0], checks[1], rounded) if len(checks) > 1 else ""
 
     def _of(self, name: str) -> list[Record]:
         return [record for record in self._records if record.name == name]
@@ -262,6 +263,7 @@ class Evaluation:
             numbers=change.numbers,
             tolerance=change.tolerance,
             other_random=change.other_random,
+            rounded=next(iter(self._checks(ROUNDED)), None),
         )
 
     def _timed(self, name: str, stage: int | None) -> list[Result]:

@@ -32,6 +32,8 @@ Kind: TypeAlias = Literal["check", "timed"]
 """check: under the profiler, with losses; timed: as the user runs it."""
 BASE: Final = "base"
 """Name of the runs without a change."""
+ROUNDED: Final = "rounding"
+"""Name of the run without a change whose parameters differ in their last bit."""
 ANSWER: Final = "answer.json"
 """Name of the file with the answer."""
 _FOLDER: Final = "annot-try-"
@@ -65,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A finished run."""
 
     name: str
-    """`BASE`, a change, or changes joined by "+"."""
+    """`BASE`, `ROUNDED`, a change, or changes joined by "+"."""
     kind: Kind
     number: int
     """Number of the run among those of this name and kind, from 1."""

@@ -20,7 +20,7 @@ from annot.runs.run import Run
 from annot.trial import speed
 from annot.trial.answer import Answer, Evaluation, changed_layers
 from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
-from annot.trial.records import BASE, Kind, Record
+from annot.trial.records import BASE, ROUNDED, Kind, Record
 from annot.trial.runs import Runs
 
 ALL: Final = "all"
@@ -98,6 +98,8 @@ class Trial:
             planned = self._plan(first)
             self.steps = planned.steps
             self._run(BASE, "check", steps=self.steps)
+            if self._may_round(planned.names):
+                self._run(ROUNDED, "check", steps=self.steps)
             alive = [name for name in planned.names if self._affordable(name) and self._is_alive(name)]
             share = _COMBINED if question.combine and len(alive) > 1 else 1.0
             self._rounds([BASE, *alive], planned.rounds, budget=share * question.budget)
@@ -188,14 +190,24 @@ class Trial:
 
     def _run(self, name: str, kind: Kind, *, steps: int, stage: int = 0) -> Record:
         """Run the program. A run without changes that fails is an error, other failures are messages."""
-        lives = {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
-        record = self.runs.run(name, kind, lives, steps=steps, stage=stage)
+        record = self.runs.run(name, kind, self._lives(name), steps=steps, stage=stage)
         if record.problem and name == BASE:
             failure = _FIRST_FAILURES.get(record.stem, "a run without changes failed")
             raise AnnotError(f"{failure}: {record.problem}; output: {self.runs.log(record)}")
         if record.problem:
             self.say(f"{name}: {record.problem}")
         return record
+
+    def _lives(self, name: str) -> dict[str, str]:
+        """The changes of a run, for its request."""
+        if name == ROUNDED:
+            return {name: f"annot.live.{self.runs.framework}_changes:{name}"}
+        return {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
+
+    def _may_round(self, names: Sequence[str]) -> bool:
+        """Whether a change may round otherwise, in a program with losses."""
+        losses = any(record.result.losses for record in self.runs.of(BASE, "check"))
+        return losses and any(self.candidates[name].change.numbers != "same bits" for name in names)
 
     def _choose(self) -> dict[str, Candidate]:
         """Return the changes to try, the most promising one first."""
@@ -240,7 +252,7 @@ class Trial:
         """Whether the budget has time for a change: a checked run, and the fewest rounds with those checked before."""
         checks = [record for record in self.runs.records if record.kind == "check"]
         mean = self.runs.spent / len(checks)
-        checked = {record.name for record in checks} - {BASE}
+        checked = {record.name for record in checks} - {BASE, ROUNDED}
         return not checked or self._has_time(name, mean + FEWEST_TIMED * mean * (len(checked) + 2))
 
     def _has_time(self, name: str, seconds: float) -> bool:

@@ -22,7 +22,10 @@ def compared(
     changed = Result(losses=losses, parameters=values.pop("after", "abc"), hashed_steps=values.pop("hashed", 4))
     other = None if again is None else Result(losses=again, parameters=values.pop("repeated", base.parameters))
     random = values.pop("other_random", "")
-    return same_training(base, other, changed, numbers=numbers, tolerance=tolerance, other_random=random)
+    rounded = Result(losses=values.pop("rounded", LOSSES))
+    return same_training(
+        base, other, changed, numbers=numbers, tolerance=tolerance, other_random=random, rounded=rounded
+    )
 
 
 def test_equal_losses() -> None:
@@ -111,3 +114,18 @@ def test_how_far_a_program_repeats_its_losses() -> None:
         assert ("too much to compare changes by" in text) is proves
     assert "no loss was seen" in repeats_losses(Result(), Result())
     assert not math.isnan(base.losses[0] or 0.0)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.19, "rounding"), (1.21, "changed")])
+def test_rounding_that_grows(factor: float, verdict: str) -> None:
+    """Ten times what rounding of parameters does is rounding, unless the change promises the same bits."""
+    rounded = [2.0, 1.6, 1.2, 1.02]
+    training = compared([2.0, 1.6, 1.2, factor], rounded=rounded)
+    assert training.verdict == verdict
+    assert compared([2.0, 1.6, 1.2, factor], "same bits", 0.0, rounded=rounded).verdict == "changed"
+
+
+@pytest.mark.parametrize(("rounded", "verdict"), [(1.029, "changed"), (1.031, "unknown")])
+def test_a_program_that_multiplies_rounding(rounded: float, verdict: str) -> None:
+    training = compared([2.0, 1.6, 1.2, 1.5], rounded=[2.0, 1.6, 1.2, rounded])
+    assert (training.verdict, "rounding of parameters" in training.text) == (verdict, verdict == "unknown")
