@@ -22,8 +22,8 @@ be compared."""
 _SPREADS: Final = 3.0
 """A difference of losses up to this many times that of two runs of the base is one of the program itself."""
 _GROWTHS: Final = 10.0
-"""A difference up to this many times that by rounding of parameters is rounding. One rounding is a random sample: others
-grow to several times as much, or less, within the first steps."""
+"""A difference up to this many times that by rounding of parameters is rounding. One rounding is one random sample:
+others grow to several times as much, or less, within the first steps."""
 _LARGE: Final = 0.3
 """Relative difference of losses that says nothing about a change, if the program itself may cause it."""
 _AS_PERCENT: Final = 1e-4
