@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from random_inputs import TIMES
 from recorded import nvtx_headers
 from sanitized import ADDRESS, SANITIZED, THREAD, run_tests, runtime, sanitized_package
 
@@ -47,7 +48,7 @@ def sanitized() -> dict[str, str]:
 @pytest.mark.parametrize("part", IN_PYTHON)
 def test_part_in_python(sanitized: dict[str, str], part: str) -> None:
     """The quick tests and fuzzers of a part pass with sanitized C parts."""
-    run_tests(IN_PYTHON[part], ANNOT_FUZZ="0.1" if part == "fuzzers" else "0.5", **sanitized)
+    run_tests(IN_PYTHON[part], ANNOT_FUZZ="0.1" if part == "fuzzers" else str(min(TIMES, 0.5)), **sanitized)
 
 
 def test_sanitizers_find_what_is_wrong(sanitized: dict[str, str]) -> None:

@@ -25,7 +25,8 @@ from document_names import names
 import annot
 from annot.cli.main import main as command_line
 
-_REPORT = re.compile(r"annot (?:report|compare|roofline|guide)\b[^*|<>&;]*(?: #.*)?")
+# `annot run` and `annot doctor` start other processes.
+_IN_PROCESS = re.compile(r"annot (?!(?:run|doctor) )[^*|<>&;]*(?: #.*)?")
 
 # PyTorch imports torch._dynamo with the first optimizer, which takes two seconds in each child.
 _FRAMEWORKS = {"torch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow",)}
@@ -84,11 +85,11 @@ def _examples(text: str, namespace: dict[str, Any]) -> None:
 
 
 def _command(line: str) -> str:
-    return _reported(shlex.split(line, comments=True)[1:]) if _REPORT.fullmatch(line) else _in_shell(line)
+    return _in_process(shlex.split(line, comments=True)[1:]) if _IN_PROCESS.fullmatch(line) else _in_shell(line)
 
 
-def _reported(words: list[str]) -> str:
-    """Run a command of annot in this process and return its output. For commands without shell and child processes."""
+def _in_process(words: list[str]) -> str:
+    """Run a command of annot in this process and return its output."""
     printed, errors = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         status = command_line(words)
