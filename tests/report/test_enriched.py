@@ -60,7 +60,7 @@ def captured(tmp_path_factory):
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("captured")
     (folder / "train.py").write_text(TRAIN)
-    words = ["run", "--collector", "nsys", "-o", "run.sqlite", "--", sys.executable, "train.py"]
+    words = ["run", "--collector", "nsys", "--no-report", "-o", "run.sqlite", "--", sys.executable, "train.py"]
     done = annot(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run.nsys-rep"
