@@ -35,6 +35,7 @@ _FRAMEWORKS = {"torch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow",
 def main(framework: str) -> None:
     """Run the jobs from standard input and write the results to the folder of the first job."""
     jobs = json.load(sys.stdin)
+    importlib.import_module("annot.cli.report")  # and polars
     if framework and any(block["language"] == "python" for job in jobs for block in job["blocks"]):
         for name in _FRAMEWORKS[framework]:
             importlib.import_module(name)
