@@ -88,7 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--keep", type=Path, metavar="FOLDER", help="folder for profiles and output; default: annot-try-1, ..."
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
-    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "markdown", "html"),
+        default="text",
+        help="default: text; html writes the page answer.html into FOLDER",
+    )
     try_layers.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
 
@@ -214,6 +219,10 @@ def _print(answer: Answer, form: str) -> None:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
     elif form == "markdown":
         sys.stdout.buffer.writelines(text.encode() for text in as_markdown(answer))
+    elif form == "html":
+        from annot.trial.page import write_page
+
+        say(f"wrote {write_page(answer)}")
     else:
         print_answer(answer, console_for(sys.stdout))
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from annot.changes.tried import interval
 from annot.report.columns import Formatted
 from annot.report.terminal.layout import fitted_table
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
-from annot.trial.show import interval
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:
