@@ -164,6 +164,11 @@ def test_tried_changes_are_a_table_with_the_best_first() -> None:
         ("threads", ("", "", "fails", "", "2026-11-26"), False),
     ]
     assert shown["notes"] == ["fp16: losses differ", "threads: it hangs"]
+    failed = texts.tried_changes(tried[1:2])
+    assert failed is not None
+    assert failed["table"] == {
+        "heads": [("Outcome", False), ("Date", True)], "rows": [("threads", ("fails", "2026-11-26"), False)]
+    }  # fmt: skip
     assert texts.tried_changes([]) is None
 
 

@@ -12,6 +12,7 @@ from chromium import Page
 from report_pages import violations
 from sqlite_profile import training
 
+from annot.cli.try_command import _print
 from annot.report.terminal.layout import plain_text
 from annot.report.units import printable
 from annot.trial.answer import Answer, LayerChange, Row
@@ -223,6 +224,12 @@ def test_the_page_has_the_words_of_the_terminal(tmp_path: Path) -> None:
     assert f"  {trial['layers'][0]}" in lines
     assert [printable(note) for note in trial["notes"]] == lines[-4:]
     assert "tables" not in data  # without profiles, there is no comparison
+
+
+def test_the_command_names_the_page_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _print(answer(BF16, folder=str(tmp_path)), "html")
+    assert capsys.readouterr() == ("", f"annot: wrote {tmp_path}/answer.html\n")
+    assert _page_data(tmp_path / "answer.html")["trial"]["table"]["rows"][0][0] == "bf16"
 
 
 def test_a_page_without_measurements(tmp_path: Path) -> None:
