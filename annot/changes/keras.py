@@ -46,6 +46,7 @@ CHANGES: Final = (
         tolerance=REORDERED,
         code="model.compile(optimizer, loss, jit_compile=True)",
         fits=_jit,
+        other_random_in_model="XLA draws other random numbers than TensorFlow",
     ),
     Change(
         name="mixed-bf16",
@@ -105,5 +106,6 @@ CHANGES: Final = (
         tolerance=REORDERED,
         code="model.compile(optimizer, loss, run_eagerly=False)",
         fits=_may_help,
+        other_random_in_model="functions of tf.random draw other numbers in a graph",
     ),
 )

@@ -187,6 +187,11 @@ _GROUPS: Final = {
     "attention": ("sdpa-flash", "sdpa-efficient", "sdpa-math"),
 }
 """Changes that exclude each other."""
+_OTHER_RANDOM: Final = {
+    "random numbers follow the order of the elements in memory": ("channels-last",),
+    "each kernel of attention draws other masks of dropout": _GROUPS["attention"],
+}
+"""Why a model draws other random numbers under changes."""
 
 
 def _change(
@@ -208,6 +213,7 @@ def _change(
         code=code,
         fits=fits,
         other_random=other_random,
+        other_random_in_model=next((reason for reason, names in _OTHER_RANDOM.items() if name in names), ""),
         group=next((group for group, names in _GROUPS.items() if name in names), ""),
     )
 
