@@ -163,7 +163,7 @@ class Result(msgspec.Struct, kw_only=True):
     recompiled: int = 0
     """Graphs that were compiled in the measured steps."""
     ended: str = ""
-    """"steps": annot ended the program after the measured steps; "process": the program went on then, and annot ended its
+    """"steps": annot ended the program after the measured steps; "process": the program went on, and annot ended its
     process; "program": it ended itself."""
     error: str = ""
     """Type and first line of the exception that ended the program; empty: none did."""

@@ -21,7 +21,7 @@ from annot.trial.records import BASE, Kind, Record, cache_variables, read_record
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
 NO_STEP: Final = (
-    "no step of a model was seen: the program uses no model of PyTorch or Keras, compiles backward and optimizer to one "
+    "no step of a model was seen: the program uses no model of PyTorch or Keras, compiles backward and update to one "
     "graph, or trains in a forked process"
 )
 

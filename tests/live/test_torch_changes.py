@@ -265,7 +265,7 @@ model[0].register_forward_pre_hook(show)"""
 
 
 def test_dropout_of_channels_last_tensors_draws_the_masks_of_contiguous_ones() -> None:
-    layers = "nn.Conv2d(3, 8, 1), nn.Dropout(), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Dropout(inplace=True), nn.Flatten()"
+    layers = "nn.Conv2d(3, 8, 1), nn.Dropout(), nn.Dropout(0.1, inplace=True), nn.Conv2d(8, 4, (1, 2)), nn.Flatten()"
     program = edited(
         ("MODEL = nn", f"MODEL = nn.Sequential({layers}, nn.Linear(8, 3)); old = nn"),
         ("model(x), y", "model(x.reshape(-1, 3, 1, 2)), y"),
