@@ -237,6 +237,14 @@ def test_a_program_that_breaks_under_a_change(tmp_path: Path) -> None:
     assert result.error.startswith("InvalidArgumentError: ")
 
 
+def test_rounding_changes_weights_in_their_last_bit() -> None:
+    optimizer = keras.optimizers.SGD(0.0)
+    (model, result), kept = tried("rounding", fit, optimizer=optimizer), network()
+    assert result.applied == {"rounding": "net"}
+    for weight, other in zip(model.trainable_weights, kept.trainable_weights, strict=True):
+        assert (weight == other * (1 + 2.0**-23)).numpy().all()
+
+
 def losses_of(model: Callable[..., Any], *changes: str, **compiled: Any) -> tuple[list[float | None], bool]:
     """Return the first losses of a model with changes, and whether it draws random numbers."""
     with measured(*changes, warmup=1, steps=5, losses=4) as session:
