@@ -180,7 +180,8 @@ def rounding(session: KerasSession) -> None:
 
     def change(model: Any) -> None:
         for weight in model.trainable_weights:
-            weight.assign(weight * (1 + finfo(weight.dtype).eps))
+            eps = finfo(weight.dtype).eps  # type: ignore[no-untyped-call]
+            weight.assign(weight * (1 + eps))
             session.applied("rounding", model.name)
 
     session.skipped("rounding", "the model has no weights before its first batch")
