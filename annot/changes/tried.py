@@ -16,10 +16,10 @@ import msgspec
 
 from annot.analyze.advice.facts import Facts
 from annot.analyze.peaks import cpu_name, gpu_name
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.util.data_folder import data_folder
+from annot.util.json_files import read_json, write_json
 from annot.util.program import Program
-from annot.util.whole_files import write_file
 
 Outcome: TypeAlias = Literal["faster", "undecided", "same speed", "slower", "other training", "unsteady", "failed"]
 """faster: worth applying; undecided: the interval is too wide; other training: losses or parameters differ; unsteady:
@@ -30,7 +30,7 @@ _LARGEST: Final = 1 << 18
 """Maximum size of a file in bytes."""
 _MOST: Final = 200
 """Maximum number of changes in a file. The oldest are left out."""
-_WORDS: Final[Mapping[Outcome, str]] = {
+OUTCOMES: Final[Mapping[Outcome, str]] = {
     "faster": "faster",
     "undecided": "undecided",
     "same speed": "no gain",
@@ -39,6 +39,9 @@ _WORDS: Final[Mapping[Outcome, str]] = {
     "unsteady": "unequal steps",
     "failed": "fails",
 }
+"""The outcomes in words, the best first."""
+_WIDE: Final = 100
+"""Ends of intervals from which a number says nothing."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +80,21 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """The outcome in a few words; a gain is a number with its interval."""
         if self.outcome != "faster" or self.speedup is None:
-            return _WORDS[self.outcome]
-        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
-        return f"{self.speedup:.2f}{interval}"
+            return OUTCOMES[self.outcome]
+        ends = interval(self.low, self.high)
+        return f"{self.speedup:.2f} ({ends})" if ends else f"{self.speedup:.2f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Return the interval of a speedup as text; empty: there is none.
+
+    Example:
+        >>> interval(1.208, 1.36), interval(0.02, 4000.0)
+        ('1.21–1.36', '0.02–?')
+    """
+    if low is None or high is None:
+        return ""
+    return "–".join(f"{end:.2f}" if end < _WIDE else "?" for end in (low, high))
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,11 +124,9 @@ def keep(program: Program, tried: Iterable[Tried]) -> Path | None:
         rows[row.change, row.device] = row
     facts = program.facts()
     content = _File(command=facts["command"], folder=facts["folder"], tried=[*rows.values()][-_MOST:])
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnnotError(f"{path.parent} cannot be written: {error.strerror}") from None
-    write_file(path, [msgspec.json.format(msgspec.json.encode(content), indent=2), b"\n"], force=True)
+    write_json(path, content)
     return path
 
 
@@ -144,9 +157,5 @@ def _file_of(program: Program) -> Path | None:
 
 def _read(path: Path) -> Sequence[Tried]:
     """Return the contents of a file; none if it is absent or damaged."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
-        return msgspec.json.decode(content[:_LARGEST], type=_File).tried
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
+    content = read_json(path, _File, _LARGEST)
+    return [] if content is None else content.tried

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import keras
 import tensorflow as tf
+from ml_dtypes import finfo
 
 from annot.emit.patches import Patches
 from annot.live.keras_datasets import available_bytes, is_prefetched, transformations, why_not_cached
@@ -123,6 +125,14 @@ def _set_policy(session: KerasSession, name: str, policy: str) -> None:
 
     keras.config.set_dtype_policy(policy)
     session.on_model(check)
+    if session.request.losses:
+        session.patches.wrap(tf.nn.experimental, "stateless_dropout", _drop_as_in_float32)
+
+
+def _drop_as_in_float32(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draw the mask of float32, so that losses can be compared: TensorFlow draws other numbers in 16 bits."""
+    mask = original(tf.ones_like(x, dtype=tf.float32), *args, **kwargs)
+    return x * tf.cast(mask, x.dtype)
 
 
 # -------------------------------------------------------------------- data
@@ -160,6 +170,25 @@ def cache(session: KerasSession) -> None:
 
     session.skipped("cache", "the program iterates over no tf.data.Dataset")
     session.on_data(cached)
+
+
+# -------------------------------------------------------------------- rounding
+
+
+def rounding(session: KerasSession) -> None:
+    """Change weights in their last bit. It is no change to recommend: its losses show how far rounding grows."""
+
+    def change(model: Any) -> None:
+        for weight in model.trainable_weights:
+            eps = finfo(weight.dtype).eps  # type: ignore[no-untyped-call]
+            weight.assign(weight * (1 + eps))
+            session.applied("rounding", model.name)
+
+    session.skipped("rounding", "the model has no weights before its first batch")
+    session.on_model(change)
+
+
+# -------------------------------------------------------------------- all
 
 
 def _name(dataset: Any) -> str:

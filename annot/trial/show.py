@@ -1,16 +1,18 @@
-"""The answer of a trial as text for a terminal, and as Markdown."""
+"""The answer of a trial as text for a terminal, as Markdown, and as texts for the page."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
+from annot.changes.tried import interval
 from annot.report.columns import Formatted
 from annot.report.export.document import Document, Rows, Texts, fenced, prose
+from annot.report.page.texts import table_of_changes
 from annot.report.terminal.layout import Sheet
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
@@ -19,9 +21,7 @@ from annot.trial.training import percent
 
 _COLUMNS: Final = ("Before", "After", "Speedup", "Interval", "Losses", "At most", "First steps", "Pays back", "Memory")
 _KEPT: Final = ("After", "Speedup", "Interval")
-"""Columns that a narrow terminal has, too."""
-_WIDE: Final = 100
-"""Ends of intervals from which a number says nothing."""
+"""Columns that a narrow terminal and a narrow page have, too."""
 _MOST_CODE: Final = 3
 """Changes whose code is printed."""
 
@@ -31,7 +31,8 @@ def print_answer(answer: Answer, console: Console) -> None:
     measured = [row for row in answer.rows if row.speedup is not None]
     console.print(Text(printable(_heading(answer)), style="bold"))
     if measured:
-        console.print(_sheet(answer, measured))
+        names = {row.name: row.verdict == "faster" for row in measured}
+        console.print(changes_sheet(names, _cells(answer, measured), _KEPT))
     for block in (_advice(answer), _layers(answer), [*_remarks(answer), *_notes(answer)]):
         if block:
             console.print()
@@ -47,18 +48,51 @@ def as_markdown(answer: Answer, max_chars: int | None = None) -> str:
         max_chars: maximum number of characters, as for `annot.report.export.markdown.markdown`; None: all is there.
     """
     best = answer.best
-    title = (
-        "No change is faster" if best is None else f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
-    )
     measured = [row for row in answer.rows if row.speedup is not None]
+    names = {row.name: row.verdict == "faster" for row in measured}
+    cells = _cells(answer, measured) if measured else {}
     blocks = (
-        Rows(sheet=_sheet(answer, measured), is_folded=False),
+        Rows(sheet=changes_sheet(names, cells, _KEPT), is_folded=False),
         Texts(kind="advice", name="code", texts=[fenced(best.code, "python")] if best else [], style="paragraphs"),
         Texts(kind="unknown", name="remark on a change", texts=[*map(prose, _remarks(answer))]),
         Texts(kind="notes", name="note", texts=[*map(prose, [*_layers(answer)[1:], *_notes(answer)])]),
     )
-    document = Document(title=title, verdict=_heading(answer), blocks=blocks)
+    document = Document(title=_verdict(answer), verdict=_heading(answer), blocks=blocks)
     return document.text(max_chars, more=f"{answer.folder}/{ANSWER}")
+
+
+def as_data(answer: Answer) -> dict[str, Any]:
+    """Return the texts of an answer for the page, JSON-serializable.
+
+    Returns:
+        verdict, heading   the best change, and the runs
+        table       see `annot.report.page.texts.table_of_changes`; None: no change has a speedup
+        code        how the best changes are written by hand, each with its speedup in words
+        layers      the layers whose time changes most
+        notes       what failed and why
+    """
+    measured = [row for row in answer.rows if row.speedup is not None]
+    table = None
+    if measured:
+        changes = {row.name: row.verdict == "faster" for row in measured}
+        table = table_of_changes(changes, _cells(answer, measured), kept=_KEPT)
+    return {
+        "verdict": _verdict(answer),
+        "heading": _heading(answer),
+        "table": table,
+        "code": _best_code(answer),
+        "layers": [*map(_layer, answer.layers)],
+        "notes": [*_remarks(answer), *_notes(answer)],
+    }
+
+
+def _verdict(answer: Answer) -> str:
+    """The best change with its speedup, or that there is none."""
+    best = answer.best
+    if best is not None:
+        return f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
+    undecided = not answer.complete or any(row.verdict == "undecided" for row in answer.rows)
+    return "The runs show no change that makes a step faster" if undecided else "No change makes a step faster"
 
 
 def _heading(answer: Answer) -> str:
@@ -71,19 +105,26 @@ def _heading(answer: Answer) -> str:
     return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
-def _sheet(answer: Answer, rows: Sequence[Row]) -> Sheet:
-    labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
-    unit = unit_for(ns for row in rows for ns in (row.before_ns, row.after_ns))
-    units = {"After": unit.name}  # in the terminal, the heading before it has the unit
+def changes_sheet(names: Mapping[str, bool], cells: Mapping[str, Sequence[str]], kept: Collection[str]) -> Sheet:
+    """Return a table with a row for each change.
+
+    Args:
+        names: names of the changes, and whether each one is faster.
+        cells: texts of each column, by its title; the first title can end in the unit of the first two columns.
+        kept: columns that a narrow terminal has, too.
+    """
+    labels = [Text(printable(name), "bold" if is_faster else "") for name, is_faster in names.items()]
+    units = {"After": next(iter(cells), "").partition(", ")[2]}
     columns = [
-        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT, unit=units.get(title, ""))
-        for title, texts in _cells(answer, rows, unit).items()
+        Formatted(title, texts.__getitem__, keep=title in kept, unit=units.get(title, ""))
+        for title, texts in cells.items()
     ]
-    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(rows)))
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(labels)))
 
 
-def _cells(answer: Answer, rows: Sequence[Row], unit: Unit) -> dict[str, list[str]]:
+def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
     """The cells of each column, by its title. A column without a value is left out."""
+    unit = unit_for(ns for row in rows for ns in (row.before_ns, row.after_ns))
     columns = zip(*(_row(answer, row, unit) for row in rows), strict=True)
     titles = (f"Before, {unit.name}", *_COLUMNS[1:])
     return {title: list(cells) for title, cells in zip(titles, columns, strict=True) if any(cells)}
@@ -111,30 +152,18 @@ def _speedup(row: Row) -> str:
     return "" if row.speedup is None else f"{row.speedup:.2f}"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Return the interval of a speedup as text; empty: there is none.
-
-    Example:
-        >>> interval(1.208, 1.36), interval(0.02, 4000.0)
-        ('1.21–1.36', '0.02–?')
-    """
-    if low is None or high is None:
-        return ""
-    return "–".join(f"{end:.2f}" if end < _WIDE else "?" for end in (low, high))
-
-
 def _advice(answer: Answer) -> list[str]:
     """What to write, the best changes first."""
+    best = _best_code(answer)
+    if not best:
+        return [f"{_verdict(answer)}."] if answer.complete else []
+    return [line for title, text in best for line in (f"{title}:", *(f"    {each}" for each in text.splitlines()))]
+
+
+def _best_code(answer: Answer) -> list[tuple[str, str]]:
+    """The best changes with their speedup, and how they are written by hand."""
     faster = [row for row in answer.rows if row.verdict == "faster"]
-    if not faster:
-        undecided = any(row.verdict == "undecided" for row in answer.rows)
-        words = "The runs show no change that makes" if undecided else "No change makes"
-        return [f"{words} a step faster."] if answer.complete else []
-    lines = []
-    for row in faster[:_MOST_CODE]:
-        lines.append(f"{row.name}, {_speedup(row)} times as fast:")
-        lines += [f"    {line}" for line in row.code.splitlines()]
-    return lines
+    return [(f"{row.name}, {_speedup(row)} times as fast", row.code) for row in faster[:_MOST_CODE]]
 
 
 def _layers(answer: Answer) -> list[str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from annot.report.columns import Formatted
+from annot.changes.tried import interval
 from annot.report.export.document import Block, Document, Rows, Texts, prose
 from annot.report.terminal.layout import Sheet
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
-from annot.trial.show import interval
+from annot.trial.show import changes_sheet
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:
@@ -69,19 +69,9 @@ def _sheet(gains: Sequence[Gain]) -> Sheet:
         "First call": ["" if gain.first_ns is None else f"{gain.first_ns / 1e9:,.2f} s" for gain in gains],
         "Numbers": [_numbers(gain) for gain in gains],
     }
-    kept = ("After", "Speedup", "Numbers")
-    units = {"After": unit.name}  # in the terminal, the heading before it has the unit
-    columns = [
-        Formatted(title, _nth(texts), keep=title in kept, unit=units.get(title, ""))
-        for title, texts in cells.items()
-        if any(texts)
-    ]
-    labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
-    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(gains)))
-
-
-def _nth(texts: Sequence[str]) -> Callable[[int], str]:
-    return lambda place: texts[place]
+    filled = {title: texts for title, texts in cells.items() if any(texts)}
+    names = {gain.name: gain.is_faster for gain in gains}
+    return changes_sheet(names, filled, ("After", "Speedup", "Numbers"))
 
 
 def _numbers(gain: Gain) -> str:
