@@ -24,11 +24,12 @@ OUT ends in .gz.
 
 --format tensorboard writes a log folder for TensorBoard: times per step and layer, the table of layers, and charts.
 
---format folded and --format speedscope write a flame graph: phases, layers and, with --by kernel, kernels. Folded stacks
-open in flame graph tools, with a line per stack and its time in ns. speedscope shows a profile per device, and the host.
+--format folded and --format speedscope write flame graphs: phases, layers and, with --by kernel, kernels. Folded stacks
+have a line per stack with its time in ns. A file for speedscope (https://www.speedscope.app) has the GPU time of each
+device and the host time.
 
---format pytest-benchmark writes the times of steps and layers for pytest-benchmark compare, with a round per step.
---format metrics writes the numbers of a table by name, for wandb.log and mlflow.log_metrics, per step as in tables.
+--format pytest-benchmark writes the times of steps and layers for pytest-benchmark compare. --format metrics writes the
+numbers of a table by name, for wandb.log and mlflow.log_metrics: the mean of a step without warm-up, as in tables.
 
 --format nsys-rep writes a copy of a report of Nsight Systems with additional rows on the timeline. They show when each
 layer ran on which stream, with the findings for the layer.

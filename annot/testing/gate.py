@@ -25,7 +25,7 @@ from annot.errors import AnnotError
 from annot.runs.baselines import Baseline, current_commit, default_store, list_baselines, read, save
 from annot.runs.profile_files import is_url
 from annot.runs.run import Run
-from annot.report.export.pytest_benchmark import benchmark, document
+from annot.testing.benchmark_json import benchmark, document
 from annot.testing.measured_run import command_of, environment_of
 from annot.util.whole_files import write_file
 

@@ -1,8 +1,7 @@
-"""Times in the JSON format of pytest-benchmark, for the tools that read it: of a profile, or of tests with annot's gate.
+"""Times in the JSON format of pytest-benchmark, for the tools that read it.
 
 In the file of a profile, a benchmark is a layer in one phase, or the step, and a round is a step without warm-up in
-which the layer runs. In that of tests, a round is a run of a test, its time is the median time of a step in that run,
-and its iterations are the steps.
+which the layer runs.
 
 Source: `pytest_benchmark.plugin.pytest_benchmark_generate_json` and `pytest_benchmark.stats.Stats` of version 5.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -19,7 +17,6 @@ from typing import Any
 
 import polars as pl
 
-from annot.analyze.comparison.digest import Digest
 from annot.analyze.gpu_activities import by_layer_and_step, has_gpu_activities
 from annot.analyze.peaks import gpu_name
 from annot.attribution.attribute import Attribution
@@ -27,7 +24,6 @@ from annot.attribution.layer_tables import by_layer
 from annot.attribution.nesting import KEY
 from annot.attribution.steps import steady_steps
 from annot.attribution.summary import by_step
-from annot.emit.machine import cpu_name
 from annot.errors import AnnotError
 from annot.report.tree import row_label
 
@@ -40,12 +36,12 @@ def layer_benchmarks(attribution: Attribution, source: str) -> Iterator[bytes]:
     Raises:
         AnnotError: the profile has neither of these times. `source` is its name.
     """
-    benchmarks = [_entry(name, name, {"phase": phase}, times, phase) for name, phase, times in _rounds(attribution)]
+    benchmarks = [entry(name, name, {"phase": phase}, times, phase) for name, phase, times in _rounds(attribution)]
     if not benchmarks:
         raise AnnotError(f"{source} has neither GPU times nor host times")
     meta = attribution.meta
     machine = {"gpu": gpu_name(meta), "cpu": {"brand_raw": meta.get("cpu", "")}, **meta.get("software", {})}
-    yield json.dumps(_document(benchmarks, machine, None, None), indent=4).encode()
+    yield json.dumps(whole_document(benchmarks, machine, None, None), indent=4).encode()
 
 
 def _rounds(attribution: Attribution) -> Iterator[tuple[str, str, list[float]]]:
@@ -61,23 +57,10 @@ def _rounds(attribution: Attribution) -> Iterator[tuple[str, str, list[float]]]:
         yield f"{' '.join(filter(None, row_label(row)))}[{row['phase']}]", row["phase"], row[time]
 
 
-def benchmark(name: str, fullname: str, params: Mapping[str, Any] | None, runs: Sequence[Digest]) -> dict[str, Any]:
-    """Return the entry of a test.
-
-    Args:
-        name: name of the test in its file.
-        fullname: the node id.
-        params: the values of its parameters; None: a test without parameters.
-        runs: the runs. Runs without step times are left out.
-    """
-    entry = _entry(name, fullname, params, [seconds for run in runs if (seconds := _step_seconds(run))])
-    entry["stats"]["iterations"] = round(statistics.median(run.steps.height for run in runs))
-    return entry
-
-
-def _entry(
+def entry(
     name: str, fullname: str, params: Mapping[str, Any] | None, times: Sequence[float], group: str | None = None
 ) -> dict[str, Any]:
+    """Return a benchmark with the statistics of the times of its rounds, in seconds."""
     return {
         "group": group,
         "name": name,
@@ -90,31 +73,10 @@ def _entry(
     }
 
 
-def document(benchmarks: Sequence[Mapping[str, Any]], commit: str | None, dirty: bool | None) -> dict[str, Any]:
-    """Return the document of tests, with facts about this machine.
-
-    Args:
-        benchmarks: entries of tests with step times.
-        commit: the commit of the tested code; None: unknown.
-        dirty: whether tracked files differ from the commit; None: unknown.
-    """
-    machine = {
-        "node": platform.node(),
-        "processor": platform.processor(),
-        "machine": platform.machine(),
-        "python_implementation": platform.python_implementation(),
-        "python_implementation_version": platform.python_version(),
-        "python_version": platform.python_version(),
-        "release": platform.release(),
-        "system": platform.system(),
-        "cpu": {"brand_raw": cpu_name()},
-    }
-    return _document(benchmarks, machine, commit, dirty)
-
-
-def _document(
+def whole_document(
     benchmarks: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], commit: str | None, dirty: bool | None
 ) -> dict[str, Any]:
+    """Return the document with facts about the machine, the commit (None: unknown) and whether files differ from it."""
     return {
         "machine_info": machine,
         "commit_info": {"id": commit or "unversioned", "dirty": bool(dirty)},
@@ -122,12 +84,6 @@ def _document(
         "datetime": datetime.datetime.now(datetime.UTC).isoformat(),
         "version": f"annot {version('annot')}",
     }
-
-
-def _step_seconds(run: Digest) -> float:
-    """The median time of a step of a run; 0: unknown."""
-    times = run.steps["step_ns"].drop_nulls().to_list()
-    return statistics.median(times) / 1e9 if times else 0.0
 
 
 def _statistics(times: Sequence[float]) -> dict[str, Any]:
