@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from annot.errors import AnnotError
 from annot.util.whole_files import write_file
@@ -180,6 +180,7 @@ def deliver(report: Report, show: Callable[[Console], None], args: argparse.Name
     elif args.format == "table":
         content = [plain_text(show, _UNLIMITED).encode()]
     else:
+        writers: dict[str, Callable[[Any], Iterable[str]]]
         writers = {"json": as_json, "jsonl": as_jsonl, "csv": as_csv, "metrics": as_metrics}
         content = (chunk.encode() for chunk in writers[args.format](report))
     write(content, args)

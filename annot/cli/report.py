@@ -83,7 +83,7 @@ examples:
   annot run.sqlite --format trace -o run.json.gz
   annot run.sqlite --format tensorboard -o logs/run
   annot run.sqlite --format speedscope -o run.speedscope.json
-  annot run.sqlite --format folded --by kernel | flamegraph.pl > run.svg
+  annot run.sqlite --by kernel -o run.folded
   annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
   annot execution.json.gz --capture capture.json.gz
   annot 'run_rank*.sqlite'

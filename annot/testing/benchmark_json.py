@@ -5,6 +5,7 @@ A round is a run of a test, its time is the median time of a step in that run, a
 
 from __future__ import annotations
 
+import datetime
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,8 @@ def document(benchmarks: Sequence[Mapping[str, Any]], commit: str | None, dirty:
         "system": platform.system(),
         "cpu": {"brand_raw": cpu_name()},
     }
-    return whole_document(benchmarks, machine, commit, dirty)
+    facts = {"id": commit or "unversioned", "dirty": bool(dirty)}
+    return whole_document(benchmarks, machine, facts, datetime.datetime.now(datetime.UTC).isoformat())
 
 
 def _step_seconds(run: Digest) -> float:

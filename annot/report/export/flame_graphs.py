@@ -27,7 +27,9 @@ from annot.errors import AnnotError
 from annot.report.tree import Line, layer_lines, other_lines
 from annot.report.units import printable
 
-_GPU_TIMES: Final = {"process": pl.Int64, "device": pl.Int64, "node": pl.Int32, "name": pl.String, "gpu_ns": pl.Int64}
+_GPU_TIMES: Final = pl.Schema(
+    {"process": pl.Int64, "device": pl.Int64, "node": pl.Int32, "name": pl.String, "gpu_ns": pl.Int64}
+)
 _SOURCE: Final = re.compile(r"(.+):(\d+)")
 
 
@@ -81,11 +83,11 @@ def speedscope(attribution: Attribution, source: str, *, kernels: bool = False) 
 
 def _gpu_times(attribution: Attribution, *, kernels: bool) -> pl.DataFrame:
     """Return the self times of lines on each device: process, device, line, phase, ns and, with kernels, short."""
-    schema = {name: dtype for name, dtype in _GPU_TIMES.items() if kernels or name != "name"}
-    keys, ns = [*schema][:-1], pl.col("gpu_ns").sum()
-    blocks = (block.group_by(keys, maintain_order=True).agg(ns) for block in attribution.activity_blocks())
-    times = pl.concat([pl.DataFrame(schema=schema), *(block.cast(schema) for block in blocks)])
-    times = times.rename({"gpu_ns": "ns"})
+    keys, ns = _GPU_TIMES.names()[:-1], pl.col("gpu_ns").sum()
+    sums = (
+        block.group_by(keys, maintain_order=True).agg(ns).cast(_GPU_TIMES) for block in attribution.activity_blocks()
+    )
+    times = pl.concat([pl.DataFrame(schema=_GPU_TIMES), *sums]).rename({"gpu_ns": "ns"})
     times = times.hstack(rows_of_nodes(attribution)[times["node"]]).filter(pl.col("ns") > 0)
     return with_short_names(times, attribution) if kernels else times
 
@@ -119,7 +121,7 @@ class _Stacks:
         keys = ["line", "phase", *(["short"] if "short" in times.columns else [])]
         inner = defaultdict[tuple[int, str], list[Sample]](list)
         for line, phase, *names, ns in times.group_by(keys, maintain_order=True).agg(pl.col("ns").sum()).iter_rows():
-            inner[line, phase].append(([Frame(printable(name)) for name in names], ns))
+            inner[line, phase].append(([Frame(printable(name or "(unnamed)")) for name in names], ns))
         for phase in self._phases:
             around = [Frame(phase)]
             for line in self._lines:

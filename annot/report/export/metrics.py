@@ -48,10 +48,10 @@ def metrics(table: Table) -> dict[str, float]:
     if not view.keys:
         raise ValueError(f"metrics need rows with names, got by {view.by} with columns {view.group}")
     columns = [column.name for column in view.shown if column.name not in view.keys and table.knows(column.name)]
-    numbers = {f"{label}/{column}": row.get(column) for label, row in _by_label(table) for column in columns}
+    rows = ((f"{label}/{name}", row.get(name)) for label, row in _by_label(table) for name in columns)
     steps = {f"step/{name}_ns": ns for name, ns in (table.meta.get("step_ns") or {}).items() if name != "warmup"}
-    numbers |= {f"run/{name}": number for name, number in (table.meta | steps).items()}
-    return dict(_in_ms(name, number) for name, number in numbers.items() if _is_number(number))
+    totals = ((f"run/{name}", number) for name, number in (table.meta | steps).items())
+    return dict(_in_ms(name, number) for name, number in (*rows, *totals) if _is_number(number))
 
 
 def _is_number(value: Any) -> bool:

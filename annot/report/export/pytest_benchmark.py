@@ -8,7 +8,6 @@ Source: `pytest_benchmark.plugin.pytest_benchmark_generate_json` and `pytest_ben
 
 from __future__ import annotations
 
-import datetime
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,14 +40,14 @@ def layer_benchmarks(attribution: Attribution, source: str) -> Iterator[bytes]:
         raise AnnotError(f"{source} has neither GPU times nor host times")
     meta = attribution.meta
     machine = {"gpu": gpu_name(meta), "cpu": {"brand_raw": meta.get("cpu", "")}, **meta.get("software", {})}
-    yield json.dumps(whole_document(benchmarks, machine, None, None), indent=4).encode()
+    yield json.dumps(whole_document(benchmarks, machine, {"id": "unversioned"}, None), indent=4).encode()
 
 
 def _rounds(attribution: Attribution) -> Iterator[tuple[str, str, list[float]]]:
     """Yield name, phase and times (seconds) of each benchmark."""
     steps, rows = steady_steps(by_step(attribution)), by_layer(attribution)
-    if lengths := steps["step_ns"].drop_nulls().to_list():
-        yield "step", "step", [ns / 1e9 for ns in lengths]
+    if lengths := [ns / 1e9 for ns in steps["step_ns"].drop_nulls() if ns > 0]:
+        yield "step", "step", lengths
     time = "gpu_ns" if has_gpu_activities(attribution) else "host_ns"
     rounds = by_layer_and_step(attribution).filter(pl.col("step").is_in(steps["step"].implode()))
     rounds = (rows if steps.is_empty() else rounds).filter(pl.col(time) > 0)
@@ -74,14 +73,14 @@ def entry(
 
 
 def whole_document(
-    benchmarks: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], commit: str | None, dirty: bool | None
+    benchmarks: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], commit: Mapping[str, Any], date: str | None
 ) -> dict[str, Any]:
-    """Return the document with facts about the machine, the commit (None: unknown) and whether files differ from it."""
+    """Return the document with benchmarks, facts about machine and commit, and the date of the run; None: unknown."""
     return {
         "machine_info": machine,
-        "commit_info": {"id": commit or "unversioned", "dirty": bool(dirty)},
-        "benchmarks": list(benchmarks),
-        "datetime": datetime.datetime.now(datetime.UTC).isoformat(),
+        "commit_info": commit,
+        "benchmarks": benchmarks,
+        "datetime": date,
         "version": f"annot {version('annot')}",
     }
 
