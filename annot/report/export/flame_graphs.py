@@ -30,7 +30,7 @@ from annot.report.units import printable
 _GPU_TIMES: Final = pl.Schema(
     {"process": pl.Int64, "device": pl.Int64, "node": pl.Int32, "name": pl.String, "gpu_ns": pl.Int64}
 )
-_SOURCE: Final = re.compile(r"(.+):(\d+)")
+_SOURCE: Final = re.compile(r"(.+?):(\d{1,9})\b")
 
 
 class Frame(NamedTuple):
