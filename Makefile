@@ -35,7 +35,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint lint-page bench mutants outputs outputs-compare clean
+.PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page bench mutants outputs outputs-compare clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
@@ -69,7 +69,8 @@ MARKS ?= slow or nsys or fuzz or hypothesis
 REST := worksteal -q -m "$(MARKS)"
 MARKS_WITHOUT_C ?= not nsys
 WITHOUT_C := worksteal -q -m "$(MARKS_WITHOUT_C)"
-test-rest: lint $(TF_VENV)/.dev
+test-rest: $(VENV)/.dev $(TF_VENV)/.dev
+	$(MAKE) --jobs 2 --output-sync lint
 	ANNOT_FUZZ=$(FUZZ) $(PYTEST) $(REST)
 	ANNOT_FUZZ=$(FUZZ) $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
@@ -81,12 +82,18 @@ test-rest: lint $(TF_VENV)/.dev
 test-matrix: $(VENV)/.installed
 	$(BIN)/python tests/support/torch_matrix.py build/matrix
 
-lint: $(VENV)/.dev
+lint: lint-types lint-code lint-npm
+
+lint-types: $(VENV)/.dev
+	MYPYPATH=tests/support:samples $(BIN)/mypy annot pytest_annot.py samples tests/support tests/bench
+
+lint-code: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
-	MYPYPATH=tests/support:samples $(BIN)/mypy annot pytest_annot.py samples tests/support tests/bench
+
+lint-npm:
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(PAGE_TOOLS); then $(MAKE) --no-print-directory lint-page; \
 		else echo "npm is missing or cannot install its tools: no checks of the page's scripts and of workflows"; fi
 
@@ -143,10 +150,13 @@ $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	$(BIN)/python -m pip install -q --group dev
 	@touch $@
 
-$(TF_VENV)/.dev: $(SOURCES)
+$(TF_VENV)/.tensorflow:
 	@echo "== creating $(TF_VENV) with $(TENSORFLOW)"
 	$(PYTHON) -m venv $(TF_VENV)
 	$(TF_VENV)/bin/python -m pip install -q "pip>=25.1"
 	$(TF_VENV)/bin/python -m pip install --progress-bar on $(TENSORFLOW)
+	@touch $@
+
+$(TF_VENV)/.dev: $(TF_VENV)/.tensorflow $(SOURCES)
 	PYTHONWARNINGS=ignore $(TF_VENV)/bin/python -m pip install -q --group dev-tf -e .
 	@touch $@

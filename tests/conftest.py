@@ -1,8 +1,21 @@
-"""Tests read no peaks that the developer has measured: the data folder of this process and its children is empty."""
+"""The environment of the tests and of their child processes."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 
+import pytest
+
+# Tests read no peaks that the developer has measured: the data folder is empty.
 os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "annot-tests-without-data")
+# Otherwise Inductor compiles and loads a program for each instruction set of the CPU, again in each cache folder.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+
+_LONG = tuple(f"tests/{folder}/" for folder in ("testing", "packaging", "documents", "live", "cli", "pytorch"))
+"""Folders with tests that start compilers and many processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that take longest first: otherwise one core waits for them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))

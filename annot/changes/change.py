@@ -60,6 +60,8 @@ class Change:
     """Return why the change cannot help the program of a profile, a clause without full stop; empty: it may help."""
     other_random: str = ""
     """Why the program may draw other random numbers, a clause: other losses prove nothing then. Empty: it does not."""
+    other_random_in_model: str = ""
+    """The same for random numbers of a model: other losses prove nothing then, if the steps of the program draw any."""
     group: str = ""
     """Changes of one group exclude each other, such as "compile" for the modes of torch.compile; empty: none."""
 
@@ -72,6 +74,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: Numbers = "rounding"
     tolerance: Literal["sums", "ten bits", "bfloat16"] = "sums"
     other_random: str = ""
+    other_random_in_model: str = ""
     group: str = ""
 
 

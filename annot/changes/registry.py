@@ -54,7 +54,7 @@ def all_changes() -> Mapping[str, Change]:
 def _checked(extension: Extension, others: Mapping[str, Change]) -> Change:
     """Return the change of another package, whose errors leave it out."""
     change: Change = extension.target
-    for name in ("name", "title", "live", "code", "other_random"):
+    for name in ("name", "title", "live", "code", "other_random", "other_random_in_model"):
         if not isinstance(text := getattr(change, name), str):
             raise TypeError(f"{name} must be a str, got {text!r}")
     if not _NAME.fullmatch(change.name):

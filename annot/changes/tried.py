@@ -30,7 +30,7 @@ _LARGEST: Final = 1 << 18
 """Maximum size of a file in bytes."""
 _MOST: Final = 200
 """Maximum number of changes in a file. The oldest are left out."""
-_WORDS: Final[Mapping[Outcome, str]] = {
+OUTCOMES: Final[Mapping[Outcome, str]] = {
     "faster": "faster",
     "undecided": "undecided",
     "same speed": "no gain",
@@ -39,6 +39,9 @@ _WORDS: Final[Mapping[Outcome, str]] = {
     "unsteady": "unequal steps",
     "failed": "fails",
 }
+"""The outcomes in words, the best first."""
+_WIDE: Final = 100
+"""Ends of intervals from which a number says nothing."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +80,21 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """The outcome in a few words; a gain is a number with its interval."""
         if self.outcome != "faster" or self.speedup is None:
-            return _WORDS[self.outcome]
-        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f}–{self.high:.2f})"
-        return f"{self.speedup:.2f}{interval}"
+            return OUTCOMES[self.outcome]
+        ends = interval(self.low, self.high)
+        return f"{self.speedup:.2f} ({ends})" if ends else f"{self.speedup:.2f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Return the interval of a speedup as text; empty: there is none.
+
+    Example:
+        >>> interval(1.208, 1.36), interval(0.02, 4000.0)
+        ('1.21–1.36', '0.02–?')
+    """
+    if low is None or high is None:
+        return ""
+    return "–".join(f"{end:.2f}" if end < _WIDE else "?" for end in (low, high))
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--keep", type=Path, metavar="FOLDER", help="folder for profiles and output; default: annot-try-1, ..."
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
-    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "markdown", "html"),
+        default="text",
+        help="default: text; html writes the page answer.html into FOLDER",
+    )
     try_layers.add_arguments(parser)
     add_command_argument(parser)
 
@@ -206,7 +211,12 @@ def _list() -> int:
 def _print(answer: Answer, form: str) -> None:
     from annot.trial.show import as_markdown, print_answer
 
-    try_layers.deliver(answer, form, partial(print_answer, answer), as_markdown(answer))
+    if form == "html":
+        from annot.trial.page import write_page
+
+        say(f"wrote {write_page(answer)}")
+    else:
+        try_layers.deliver(answer, form, partial(print_answer, answer), as_markdown(answer))
 
 
 def _seconds(text: str) -> float:

@@ -75,6 +75,8 @@ def _question(args: argparse.Namespace, names: Sequence[str], program: Program) 
         choose(args.layers)
     except ValueError as error:
         raise UsageError(f"--layers: {error}") from None
+    if args.format == "html":
+        raise UsageError("--format html cannot be combined with --layers: use text, json or markdown")
     for name in names:
         if name not in (*LAYER_CHANGES, "all"):
             raise UsageError(f"--change with --layers expects one of {', '.join(LAYER_CHANGES)} or all, got {name!r}")

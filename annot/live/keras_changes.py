@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import keras
@@ -124,6 +125,14 @@ def _set_policy(session: KerasSession, name: str, policy: str) -> None:
 
     keras.config.set_dtype_policy(policy)
     session.on_model(check)
+    if session.request.losses:
+        session.patches.wrap(tf.nn.experimental, "stateless_dropout", _drop_as_in_float32)
+
+
+def _drop_as_in_float32(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draw the mask of float32, so that losses can be compared: TensorFlow draws other numbers in 16 bits."""
+    mask = original(tf.ones_like(x, dtype=tf.float32), *args, **kwargs)
+    return x * tf.cast(mask, x.dtype)
 
 
 # -------------------------------------------------------------------- data
@@ -171,7 +180,8 @@ def rounding(session: KerasSession) -> None:
 
     def change(model: Any) -> None:
         for weight in model.trainable_weights:
-            weight.assign(weight * (1 + finfo(weight.dtype).eps))
+            eps = finfo(weight.dtype).eps  # type: ignore[no-untyped-call]
+            weight.assign(weight * (1 + eps))
             session.applied("rounding", model.name)
 
     session.skipped("rounding", "the model has no weights before its first batch")

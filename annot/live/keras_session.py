@@ -11,6 +11,7 @@ from typing import Any, Final
 import keras
 import tensorflow as tf
 
+from annot.emit.patches import Patches
 from annot.live.environment import leave_environment
 from annot.live.keras_losses import Losses
 from annot.live.keras_steps import Steps
@@ -46,6 +47,8 @@ class KerasSession(Session):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
+        self.patches = Patches()
+        """Patches of changes, undone at the end."""
         self._steps = Steps(self)
         self._losses = Losses(request.losses)
         self._called = 0
@@ -147,6 +150,10 @@ class KerasSession(Session):
         if self.request.losses and loss is not None and is_first:
             self._losses.keep(loss, optimizer.scale_loss(1.0))
 
+    def draws(self) -> None:
+        """Note that steps draw random numbers."""
+        self.result.draws = True
+
     def iterates(self, dataset: Any, *, keras_made: bool) -> Any:
         """Return the data set to iterate over, the same one each time."""
         if not self._on_data:
@@ -166,6 +173,7 @@ class KerasSession(Session):
         if len(self.result.step_ns) < self.request.losses:
             self.result.losses = self._losses.read()
         self._steps.undo()
+        self.patches.undo()
         return super().finish()
 
     def wait(self) -> None:

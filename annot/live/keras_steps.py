@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import random_seed
 
 from annot.emit.patches import Patches, subclasses
 from annot.util.weak_keys import WeakKeys
@@ -44,6 +45,9 @@ class Listener(Protocol):
 
     def updates(self, optimizer: Any, loss: Any) -> None:
         """An optimizer is called. `loss` is what was differentiated since the last call, or None."""
+
+    def draws(self) -> None:
+        """An execution draws random numbers, or will draw some with each run of the graph that it traces."""
 
     def iterates(self, dataset: Any, *, keras_made: bool) -> Any:
         """Return the data set to iterate over instead of `dataset`."""
@@ -98,6 +102,8 @@ class Steps(Patches):
         self.wrap(_FUNCTION, "__call__", self._call_function)
         self.wrap(tf.GradientTape, "gradient", self._differentiate)
         self.wrap(tf.data.Dataset, "__iter__", self._iterate)
+        self.wrap(keras.random.SeedGenerator, "next", self._draw)
+        self.wrap(random_seed, "get_seed", self._draw)  # functions of tf.random
         base = keras.optimizers.Optimizer
         for cls in dict.fromkeys((*base.__mro__, *subclasses(base))):
             if "apply" in vars(cls):
@@ -222,6 +228,11 @@ class Steps(Patches):
     def _differentiate(self, original: Any, tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         self._thread.loss = target
         return original(tape, target, *args, **kwargs)
+
+    def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._open:
+            self._listener.draws()
+        return original(*args, **kwargs)
 
     # ---------------------------------------------------------------- data
 

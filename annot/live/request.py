@@ -154,6 +154,8 @@ class Result(msgspec.Struct, kw_only=True):
     """SHA-256 of all parameters and buffers after `hashed_steps` steps."""
     hashed_steps: int = 0
     """Number of steps before the hash: that of losses, or a few more if steps run together; 0: no hash."""
+    draws: bool = False
+    """Whether the steps whose losses are kept draw random numbers, such as the masks of dropout."""
     peak_bytes: int = 0
     """Most memory in use: that of the device of the model if it is a GPU, else the resident memory of the process."""
     device: str = ""
@@ -161,7 +163,8 @@ class Result(msgspec.Struct, kw_only=True):
     recompiled: int = 0
     """Graphs that were compiled in the measured steps."""
     ended: str = ""
-    """"steps": annot ended the program after the measured steps; "program": it ended itself."""
+    """"steps": annot ended the program after the measured steps; "process": the program went on, and annot ended its
+    process; "program": it ended itself."""
     error: str = ""
     """Type and first line of the exception that ended the program; empty: none did."""
     layers: list[LayerTimes] = []

@@ -42,6 +42,8 @@ class Session:
         """Name of the change that `apply` is installing."""
         self.warmup = request.warmup
         """Steps before the measured ones. A change that takes effect later raises it before the first step ends."""
+        self.on_end: Callable[[], object] = lambda: None
+        """Called when the program is to end, after the measured steps."""
         self._step_calls: list[Callable[[int], object]] = []
         self._step_start: int | None = None
         self._window_start: int | None = None
@@ -114,9 +116,14 @@ class Session:
     def note_loss(self, read: Callable[[], float]) -> None:
         """Keep the loss of the current step, if the request asks for it. Only the first loss of a step counts."""
         losses, steps = self.result.losses, len(self.result.step_ns)
-        if self.live and len(losses) == steps < self.request.losses:
+        if self.keeps_loss and len(losses) == steps:
             loss = guard.attempt(read, otherwise=math.nan)
             losses[steps:] = [loss if math.isfinite(loss) else None]
+
+    @property
+    def keeps_loss(self) -> bool:
+        """Whether the loss of the current step is kept."""
+        return self.live and len(self.result.step_ns) < self.request.losses
 
     def end_step(self, steps: int = 1) -> None:
         """Count a step, or several that the framework ran together.
@@ -224,6 +231,7 @@ class Session:
         self.result.peak_bytes = guard.attempt(self.peak_bytes, otherwise=0)
 
     def _end_program(self) -> NoReturn:
+        guard.attempt(self.on_end, otherwise=None)
         self._interrupt.send()
         raise StepsMeasured(0)
 

@@ -13,6 +13,7 @@ import msgspec
 import wrapt
 
 from annot.emit import guard
+from annot.live.deadline import Deadline
 from annot.live.request import Request, Result
 from annot.live.session import Session, first_line, resolve
 from annot.util.whole_files import write_file
@@ -33,28 +34,32 @@ def measure_when_imported(text: str) -> None:
     sessions: list[Session] = []
     owner = os.getpid()
 
-    def finish() -> None:
+    def finish(*, in_time: bool = True) -> None:
         if os.getpid() == owner:
+            for session in sessions:
+                session.result.ended = session.result.ended if in_time else "process"
             guard.attempt(_write, request, sessions, otherwise=None, note=_NOTE)
 
     def leave_child() -> None:
         for session in sessions:
             session.leave()
 
+    deadline = Deadline(lambda: finish(in_time=False))
     # The first registered function is called last, after those of the program.
     atexit.register(finish)
     os.register_at_fork(after_in_child=leave_child)
     if request.seed is not None:
         _seed_python(request.seed)
     for name, start in _SESSIONS.items():
-        wrapt.register_post_import_hook(_starter(start, request, sessions), name)
+        wrapt.register_post_import_hook(_starter(start, request, sessions, deadline), name)
 
 
-def _starter(start: str, request: Request, sessions: list[Session]) -> Callable[[Any], None]:
+def _starter(start: str, request: Request, sessions: list[Session], deadline: Deadline) -> Callable[[Any], None]:
     def begin(_: Any) -> None:
         session = resolve(start)(request)
         if session is not None:
             sessions.append(session)
+            session.on_end = deadline.start
             if request.framework in ("", session.framework):
                 session.apply()
             if request.layer is not None and session.framework == "torch":

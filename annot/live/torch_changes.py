@@ -227,7 +227,7 @@ def channels_last(session: TorchSession) -> None:
         weights = [module.weight for module in model.modules() if isinstance(module, _CONVOLUTIONS_2D)]
         if not weights:
             session.skipped(name, f"{_name(model)} has no 2d convolution")
-        elif all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
+        elif all(map(_is_channels_last, weights)):
             session.skipped(name, f"the weights of {_name(model)} have this format already")
         else:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -241,6 +241,26 @@ def channels_last(session: TorchSession) -> None:
 
     session.on_model(change)
     session.on_inputs(change_inputs)
+    if session.request.losses:
+        session.patches.wrap(torch.nn.functional, "dropout", _drop_in_order)
+
+
+def _drop_in_order(
+    original: Callable[..., Any],
+    input: torch.Tensor,  # noqa: A002 (the name of PyTorch)
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Draw the mask of a channels-last tensor in the order of a contiguous one, so that losses can be compared."""
+    if not training or input.dim() != 4 or input.is_contiguous() or not _is_channels_last(input):
+        return original(input, p, training, inplace)  # type: ignore[no-any-return]
+    mask = original(torch.ones_like(input, memory_format=torch.contiguous_format), p)
+    return input.mul_(mask) if inplace else input * mask
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _to_channels_last(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Steps of a PyTorch program, and the hooks with which changes reach its models, optimizers and data loaders.
 
-Training: a step ends with a step of the first optimizer that has stepped. Inference: it ends with a call of the first
-model. A model is the outermost module with parameters that is called.
+Training: a step ends with a step of the first optimizer that has stepped, also if a `GradScaler` leaves it out. If
+hooks see no optimizer, because torch.compile compiles its step, a step ends with the next backward. Inference: it ends
+with a call of the first model. A model is the outermost module with parameters that is called.
 
 The session wraps `torch.nn.Module.__call__` only until the warm-up is over. A model that was called by then keeps a
 wrapper around all its calls, in its attribute `_compiled_call_impl`, as `Module.compile` does. Copies and pickles of
@@ -43,6 +44,7 @@ _SKIPPED: Final = (
     *("annot.live.session", "annot.live.torch_amp", "annot.live.torch_session"),
 )
 """Modules whose functions torch.compile would compile after a graph break."""
+_UNSEEN: Final = "the program {} outside functions that torch.compile compiles"
 Backward = Callable[[Callable[..., Any], Any], Any]
 
 
@@ -75,9 +77,12 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Thread(threading.local):
-    """Whether this thread is inside a call of a model."""
+    """State of one thread."""
 
     inside = False
+    """Whether it is inside a call of a model."""
+    stepped = False
+    """Whether an optimizer has stepped since the call of a `GradScaler`."""
 
 
 class TorchSession(Session):
@@ -101,7 +106,7 @@ class TorchSession(Session):
         self._on_loader: list[tuple[str, Callable[[Any], object]]] = []
         self._around_calls: list[Callable[[Any], AbstractContextManager[Any]]] = []
         self._before_backward: list[Callable[[], object]] = []
-        self._backward: Backward | None = None
+        self._backward: tuple[str, Backward] | None = None
         self._before_step: list[Callable[[Any], object]] = []
         self._after_step: list[Callable[[Any], object]] = []
         self._models: list[weakref.ref[torch.nn.Module]] = []
@@ -110,6 +115,9 @@ class TorchSession(Session):
         self._counted: weakref.ref[Any] | None = None  # the optimizer or model whose steps or calls count
         self._call_start: int | None = None
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
+        self._random: list[bytes] | None = None  # states of generators before the current step
+        self._weight: weakref.ref[Any] | None = None  # shows the steps that hooks do not see
+        self._version = 0
 
     # ---------------------------------------------------------------- for changes
 
@@ -139,7 +147,7 @@ class TorchSession(Session):
 
     def replace_backward(self, run: Backward) -> None:
         """Run each backward as ``run(backward, root)``, where ``backward(root)`` is the original."""
-        self._backward = run
+        self._backward = self.installing, run
 
     def around_steps(self, before: Callable[[Optimizer], object], after: Callable[[Optimizer], object]) -> None:
         """Call functions before each step of an optimizer, if it has a closure after that, and after the step."""
@@ -170,7 +178,9 @@ class TorchSession(Session):
         register_optimizer_step_pre_hook(self._step_begins)
         register_optimizer_step_post_hook(self._step_ends)
         self.patches.wrap(torch.autograd, "backward", self._run_backward)
+        self.patches.wrap(torch.amp.GradScaler, "step", self._step_scaled)
         self.patches.wrap(DataLoader, "__iter__", self._iterate)
+        wrapt.register_post_import_hook(lambda _: dynamo.skip_modules(_SKIPPED), "torch._dynamo")
         if self.request.losses:
             self.patches.wrap(torch.amp.GradScaler, "scale", self._scale)
 
@@ -215,6 +225,8 @@ class TorchSession(Session):
         if not self.result.trains:
             self._call_start = time.perf_counter_ns() if torch.is_grad_enabled() else None
         self.begin()
+        if self.keeps_loss:
+            self._random = guard.attempt(self._random_states, otherwise=None)
         for name, change in self._on_inputs:
             args, kwargs = self.try_change(name, change, model, args, kwargs) or (args, kwargs)
         thread.inside = True
@@ -233,7 +245,7 @@ class TorchSession(Session):
         """Count a call, because the program may be one of inference. Its loss is the size of the output."""
         if self._counts(model):
             self.note_loss(functools.partial(_mean_size, output))
-            self.end_step()
+            self._complete_step()
 
     def _counts(self, counted: Any) -> bool:
         """Return whether this object is the first one of its kind, or the first one is gone."""
@@ -253,13 +265,16 @@ class TorchSession(Session):
         if is_compiling() or current_node() is not None:  # in a backward: activation checkpointing
             return original(tensors, *args, **kwargs)
         self._train()
+        self.begin()
+        root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        if not self._optimizers:
+            self._complete_unseen_step(root)
         for call in self._before_backward:
             call()
-        root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         self.note_loss(functools.partial(self._loss, root))
         if self._backward is None or root is not tensors:
             return original(tensors, *args, **kwargs)
-        return self._backward(lambda root: original(root, *args, **kwargs), root)
+        return self._backward[1](lambda root: original(root, *args, **kwargs), root)
 
     def _loss(self, root: Any) -> float:
         """Return the value of a loss, also where the program has scaled it."""
@@ -295,11 +310,51 @@ class TorchSession(Session):
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        self._train()
+        self._thread.stepped = True
         for call in self._after_step:
             call(optimizer)
+        self._count_step(optimizer)
+
+    def _step_scaled(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the step of an optimizer also if the scaler leaves it out, because gradients are infinite."""
+        self._thread.stepped = False
+        result = original(scaler, optimizer, *args, **kwargs)
+        if not self._thread.stepped and not is_compiling():
+            self._count_step(optimizer)
+        return result
+
+    def _count_step(self, optimizer: Any) -> None:
+        self._train()
         if self._counts(optimizer):
-            self.end_step()
+            self._complete_step()
+
+    def _complete_unseen_step(self, root: Any) -> None:
+        """Count the step before this backward of `root`, if weights have changed since the last backward."""
+        weight = self._weight() if self._weight is not None else None
+        if weight is not None and weight._version != self._version:
+            self._skip_unseen()
+            self._complete_step()
+        if weight is None and isinstance(root, torch.Tensor):
+            weight = _parameter_of(root.grad_fn)
+        if weight is not None:
+            self._weight, self._version = weakref.ref(weight), weight._version
+
+    def _skip_unseen(self) -> None:
+        """Note the changes of objects that only compiled code calls."""
+        names = [name for name, _ in self._on_optimizer] + ([self._backward[0]] if self._backward else [])
+        for name in names:
+            self.withdraw(name, _UNSEEN.format("steps no optimizer"))
+        if not self._models:
+            for name, _ in (*self._on_model, *self._on_inputs):
+                self.withdraw(name, _UNSEEN.format("calls no model"))
+
+    def _complete_step(self) -> None:
+        """Count a step, and note whether it has drawn random numbers."""
+        before, self._random = self._random, None
+        if before is not None:
+            after = guard.attempt(self._random_states, otherwise=before)
+            self.result.draws = self.result.draws or after != before
+        self.end_step()
 
     def _iterate(self, original: Any, loader: Any) -> Any:
         if loader not in self._loaders:
@@ -343,6 +398,8 @@ class TorchSession(Session):
 
     def hash_parameters(self) -> str:
         """Return the SHA-256 of the parameters and buffers of the models, by name."""
+        if not self.models:
+            return ""
         digest = hashlib.sha256()
         for model in self.models:
             tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -351,11 +408,32 @@ class TorchSession(Session):
                 digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    def _random_states(self) -> list[bytes]:
+        """Return the states of PyTorch's generators of random numbers for the devices in use."""
+        states = [torch.get_rng_state(), *(getattr(torch, each.type).get_rng_state(each) for each in self._devices())]
+        return [state.numpy().tobytes() for state in states]
+
     def _devices(self) -> list[torch.device]:
         """Return the devices of the models other than the CPU."""
-        tensors = (tensor for model in self.models for tensor in model.parameters())
-        devices = {tensor.device for tensor in tensors} - {torch.device("cpu")}
+        devices = {tensor.device for model in self.models for tensor in model.parameters()}
+        if self._weight is not None and (weight := self._weight()) is not None:
+            devices.add(weight.device)
+        devices.discard(torch.device("cpu"))
         return [device for device in devices if hasattr(getattr(torch, device.type, None), "max_memory_allocated")]
+
+
+def _parameter_of(node: Any) -> torch.nn.Parameter | None:
+    """Return a parameter that a backward from a node gives a gradient, or None."""
+    pending, seen = [node], {None}
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, torch.nn.Parameter):
+                return variable
+            pending.extend(following for following, _ in node.next_functions)
+    return None
 
 
 def _mean_size(output: Any) -> float:

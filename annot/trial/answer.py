@@ -163,6 +163,7 @@ def together(changes: Sequence[Change]) -> Change:
         numbers=max((change.numbers for change in changes), key=_NUMBERS.index),
         tolerance=sum(change.tolerance for change in changes),
         other_random=next((change.other_random for change in changes if change.other_random), ""),
+        other_random_in_model=next((text for change in changes if (text := change.other_random_in_model)), ""),
         code="\n".join(change.code for change in changes),
     )
 
@@ -262,7 +263,7 @@ class Evaluation:
             checks[0],
             numbers=change.numbers,
             tolerance=change.tolerance,
-            other_random=change.other_random,
+            other_random=change.other_random or (change.other_random_in_model if base[0].draws else ""),
             rounded=next(iter(self._checks(ROUNDED)), None),
         )
 
@@ -332,6 +333,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
     """Sentences about exit statuses, and graphs that some measured steps compiled."""
     statuses = sorted({record.status for record in records if record.status and not record.problem})
     notes = [f"exit status {status}" for status in statuses]
+    if any(record.result.ended == "process" for record in records):
+        notes.append("the program did not end after the measured steps, so annot ended its process")
     graphs = max((record.result.recompiled for record in records if record.kind == "timed"), default=0)
     return [*notes, f"{graphs} graphs were compiled in measured steps"] if graphs else notes
 

@@ -6,6 +6,7 @@ FOLDER/NAME.KIND1.json      a finished run, written last; NAME is "base", a chan
 FOLDER/NAME.KIND1.txt       output of the run
 FOLDER/NAME.check1.sqlite   profile of a run that checks training
 FOLDER/answer.json          the answer, written at the end; the same command then starts another trial
+FOLDER/answer.html          the answer as a page, if the user asks for it
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from annot.util.json_files import read_json, write_json
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
 NO_STEP: Final = (
-    "no step of a model was seen: the program uses no model of PyTorch or Keras, changes weights without an optimizer, "
-    "or trains in a forked process"
+    "no step of a model was seen: the program uses no model of PyTorch or Keras, compiles backward and update to one "
+    "graph, or trains in a forked process"
 )
 
 

@@ -1,16 +1,18 @@
-"""The answer of a trial as text for a terminal, and as Markdown."""
+"""The answer of a trial as text for a terminal, as Markdown, and as texts for the page."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from annot.changes.tried import interval
 from annot.report.columns import Formatted
 from annot.report.export.markdown import code, prose
+from annot.report.page.texts import table_of_changes
 from annot.report.terminal.layout import fitted_table
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
@@ -18,9 +20,7 @@ from annot.trial.training import percent
 
 _COLUMNS: Final = ("Before", "After", "Speedup", "Interval", "Losses", "At most", "First steps", "Pays back", "Memory")
 _KEPT: Final = ("After", "Speedup", "Interval")
-"""Columns that a narrow terminal has, too."""
-_WIDE: Final = 100
-"""Ends of intervals from which a number says nothing."""
+"""Columns that a narrow terminal and a narrow page have, too."""
 _MOST_CODE: Final = 3
 """Changes whose code is printed."""
 
@@ -42,10 +42,7 @@ def print_answer(answer: Answer, console: Console) -> None:
 def as_markdown(answer: Answer) -> Iterator[str]:
     """Yield an answer as Markdown, for pull requests and issues."""
     best = answer.best
-    verdict = "No change is faster"
-    if best is not None:
-        verdict = f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
-    yield f"**{prose(verdict)}** – {prose(_heading(answer))}\n\n"
+    yield f"**{prose(_verdict(answer))}** – {prose(_heading(answer))}\n\n"
     measured = [row for row in answer.rows if row.speedup is not None]
     if measured:
         cells = _cells(answer, measured)
@@ -57,6 +54,40 @@ def as_markdown(answer: Answer) -> Iterator[str]:
         yield f"```python\n{best.code}\n```\n\n"
     sentences = [*_layers(answer)[1:], *_others(answer)]
     yield from (f"- {prose(sentence)}\n" for sentence in sentences)
+
+
+def as_data(answer: Answer) -> dict[str, Any]:
+    """Return the texts of an answer for the page, JSON-serializable.
+
+    Returns:
+        verdict, heading   the best change, and the runs
+        table       see `annot.report.page.texts.table_of_changes`; None: no change has a speedup
+        code        how the best changes are written by hand, each with its speedup in words
+        layers      the layers whose time changes most
+        notes       what failed and why
+    """
+    measured = [row for row in answer.rows if row.speedup is not None]
+    table = None
+    if measured:
+        changes = {row.name: row.verdict == "faster" for row in measured}
+        table = table_of_changes(changes, _cells(answer, measured), kept=_KEPT)
+    return {
+        "verdict": _verdict(answer),
+        "heading": _heading(answer),
+        "table": table,
+        "code": _best_code(answer),
+        "layers": [*map(_layer, answer.layers)],
+        "notes": _others(answer),
+    }
+
+
+def _verdict(answer: Answer) -> str:
+    """The best change with its speedup, or that there is none."""
+    best = answer.best
+    if best is not None:
+        return f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
+    undecided = not answer.complete or any(row.verdict == "undecided" for row in answer.rows)
+    return "The runs show no change that makes a step faster" if undecided else "No change makes a step faster"
 
 
 def _heading(answer: Answer) -> str:
@@ -115,30 +146,18 @@ def _speedup(row: Row) -> str:
     return "" if row.speedup is None else f"{row.speedup:.2f}"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Return the interval of a speedup as text; empty: there is none.
-
-    Example:
-        >>> interval(1.208, 1.36), interval(0.02, 4000.0)
-        ('1.21–1.36', '0.02–?')
-    """
-    if low is None or high is None:
-        return ""
-    return "–".join(f"{end:.2f}" if end < _WIDE else "?" for end in (low, high))
-
-
 def _advice(answer: Answer) -> list[str]:
     """What to write, the best changes first."""
+    best = _best_code(answer)
+    if not best:
+        return [f"{_verdict(answer)}."] if answer.complete else []
+    return [line for title, text in best for line in (f"{title}:", *(f"    {each}" for each in text.splitlines()))]
+
+
+def _best_code(answer: Answer) -> list[tuple[str, str]]:
+    """The best changes with their speedup, and how they are written by hand."""
     faster = [row for row in answer.rows if row.verdict == "faster"]
-    if not faster:
-        undecided = any(row.verdict == "undecided" for row in answer.rows)
-        words = "The runs show no change that makes" if undecided else "No change makes"
-        return [f"{words} a step faster."] if answer.complete else []
-    lines = []
-    for row in faster[:_MOST_CODE]:
-        lines.append(f"{row.name}, {_speedup(row)} times as fast:")
-        lines += [f"    {line}" for line in row.code.splitlines()]
-    return lines
+    return [(f"{row.name}, {_speedup(row)} times as fast", row.code) for row in faster[:_MOST_CODE]]
 
 
 def _layers(answer: Answer) -> list[str]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from annot.changes.tried import interval
 from annot.report.terminal.layout import plain_text
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
-from annot.trial.show import changes_table, interval
+from annot.trial.show import changes_table
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:

@@ -68,7 +68,7 @@ def same_training(
         changed: a run with the change.
         numbers: what the change may do to losses and parameters.
         tolerance: largest relative difference of losses that counts as rounding.
-        other_random: see `Change.other_random`.
+        other_random: why the runs may draw different random numbers, a clause; empty: they draw the same ones.
         rounded: a run of the base whose parameters differ in their last bit; None: there is none.
 
     Example:

@@ -210,6 +210,7 @@ def test_reports_say_how_to_try_and_what_was_tried(program: Program, tmp_path: P
     assert (row["changes"], row["tried"]) == (["compile"], "compile 1.42 (1.39–1.45)")
     annot.open(path).to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
+    assert '"tried":{"table":' in page
     assert "annot try --change compile" in page
     assert "compile 1.42 (1.39\u20131.45)" in page or "compile 1.42 (1.39\\u20131.45)" in page
 

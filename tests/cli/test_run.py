@@ -29,7 +29,11 @@ def texts_in(profile: Path) -> list[str]:
     return load(profile).ranges.sort("start")["text"].to_list()
 
 
-def run(collector: str, *command: object, cwd: Path, stdin: bytes = b"", options: tuple[str, ...] = ()):
+# A report takes as long as all the rest of a run: those that no test looks at are left out.
+QUIET = ("--no-report",)
+
+
+def run(collector: str, *command: object, cwd: Path, stdin: bytes = b"", options: tuple[str, ...] = QUIET):
     words = ["run", "-o", "out.sqlite", "--collector", collector, *options, "--", *command]
     return annot(*words, cwd=cwd, stdin=stdin)
 
@@ -126,7 +130,7 @@ with trace("tidying up"):
 def test_interrupt_arrives_once(collector, send, tmp_path):
     """Ctrl-C and `kill -INT` both reach the script exactly once, and the profile is complete."""
     script = write_script(tmp_path, COUNTING)
-    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    words = ["run", "-o", "out.sqlite", "--collector", collector, *QUIET, "--", sys.executable, str(script)]
     with subprocess.Popen(
         [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -145,7 +149,7 @@ def test_interrupt_arrives_once(collector, send, tmp_path):
 def test_ctrl_c_ends_a_script_that_does_not_care(collector, tmp_path):
     """A script that ends by KeyboardInterrupt gives the shell's status and leaves a readable profile."""
     script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")
-    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    words = ["run", "-o", "out.sqlite", "--collector", collector, *QUIET, "--", sys.executable, str(script)]
     with subprocess.Popen(
         [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -165,7 +169,7 @@ def test_ctrl_c_ends_a_script_that_does_not_care(collector, tmp_path):
 def test_other_signals_are_passed_on(collector, number, tmp_path):
     """What a batch system sends to annot run ends the script as it would without annot."""
     script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")
-    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    words = ["run", "-o", "out.sqlite", "--collector", collector, *QUIET, "--", sys.executable, str(script)]
     with subprocess.Popen(
         [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # the tests may run under nohup
@@ -189,7 +193,7 @@ def test_module_and_shell_forms(collector, tmp_path):
     assert (done.returncode, done.stdout) == (0, b"__main__\n"), done.stderr
     assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
     shell = f"{sys.executable} -m package; {sys.executable} -m package; exit 9"
-    done = run(collector, "sh", "-c", shell, cwd=tmp_path, options=("--force",))
+    done = run(collector, "sh", "-c", shell, cwd=tmp_path, options=("--force", *QUIET))
     assert (done.returncode, done.stdout) == (9, b"__main__\n" * 2), done.stderr
     assert sorted(texts_in(tmp_path / "out.sqlite")) == ["inner", "inner", "outer", "outer"]
 
@@ -290,7 +294,7 @@ def test_a_recording_that_lacks_events_says_so_above_its_verdict(tmp_path):
     """The script may write 200 kB per file, as on a disk that is full for a while."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
     script = write_script(tmp_path, f"{limit}for _ in range(20_000):\n    with trace('x'): pass\nsys.exit(6)")
-    done = run("recorder", sys.executable, script, cwd=tmp_path)
+    done = run("recorder", sys.executable, script, cwd=tmp_path, options=())
     assert done.returncode == 6
     assert b"The recording is cut: " in done.stderr
     shown = annot("out.sqlite", cwd=tmp_path).stdout.decode().splitlines()
@@ -314,11 +318,11 @@ def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path, small_disk):
 @every_collector
 def test_report_and_next_step_go_to_stderr(collector, tmp_path):
     """Away from a terminal the report leaves standard output to the script; the last line is what to type next."""
-    done = run(collector, sys.executable, write_script(tmp_path, ""), cwd=tmp_path)
+    done = run(collector, sys.executable, write_script(tmp_path, ""), cwd=tmp_path, options=())
     assert done.stdout == b""
     assert b"outer" in done.stderr
     assert last_line(done.stderr) == "annot: next: annot report out.sqlite --by advice"
-    quiet = run(collector, sys.executable, tmp_path / "script.py", cwd=tmp_path, options=("--force", "--no-report"))
+    quiet = run(collector, sys.executable, tmp_path / "script.py", cwd=tmp_path, options=("--force", *QUIET))
     assert b"outer" not in quiet.stderr
     twice = f"{sys.executable} script.py && {sys.executable} script.py"
     several = run(collector, "sh", "-c", twice, cwd=tmp_path, options=("--force",))
@@ -364,7 +368,7 @@ def test_existing_output_is_refused_before_anything_runs(tmp_path):
     assert b"out.sqlite exists" in done.stderr
     assert (tmp_path / "out.sqlite").read_text() == "precious"
     assert not (tmp_path / "ran").exists()
-    assert run("recorder", sys.executable, script, cwd=tmp_path, options=("--force",)).returncode == 0
+    assert run("recorder", sys.executable, script, cwd=tmp_path, options=("--force", *QUIET)).returncode == 0
     assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
 
 

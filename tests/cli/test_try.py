@@ -101,6 +101,57 @@ def test_no_process_is_left_behind(number: signal.Signals, tmp_path: Path) -> No
     assert "the program does not run without changes: " in last_line(again.stderr)
 
 
+STOPS = TRAIN.replace(
+    "import torch\n",
+    """
+import os, pathlib, signal, sys, torch
+if len(list(pathlib.Path("annot-try-1").glob("*.timed*.json"))) == 2 and not os.path.exists("goes on"):
+    print(os.getpid(), file=open(sys.argv[1], "w"), flush=True)
+    signal.pause()
+""",
+    1,
+)
+
+
+@pytest.mark.slow
+@needs_recorder
+def test_a_trial_continues_after_a_kill(tmp_path: Path) -> None:
+    """The third timed run waits: it is killed, then interrupted, then goes on."""
+    started, folder = tmp_path / "started", tmp_path / "annot-try-1"
+    os.mkfifo(started)
+    (tmp_path / "train.py").write_text(STOPS)
+    options = ("--change", "fused", "--steps", "10", "--repeat", "2", "--format", "json")
+    words = [*ANNOT, *OPTIONS, *options, *COMMAND, started]
+
+    def stop(number: signal.Signals) -> tuple[int, bytes]:
+        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+            with started.open() as waiting:
+                program = int(waiting.readline())
+            process.send_signal(number)
+            output = process.communicate()[0]
+        while _lives(program):
+            os.sched_yield()
+        return process.returncode, output
+
+    assert stop(signal.SIGKILL) == (-signal.SIGKILL, b"")
+    records = {path.name: path.read_bytes() for path in folder.glob("*.*[0-9].json")}
+    assert sorted(records) == [f"{name}.json" for name in (
+        "base.check1", "base.check2", "base.timed1", "fused.check1", "fused.timed1"
+    )]  # fmt: skip
+    status, output = stop(signal.SIGINT)
+    answer = json.loads(output)
+    assert (status, answer["complete"], answer["rows"][0]["runs"]) == (130, False, 1)
+    assert answer["rows"][0]["speedup"] > 0
+    (tmp_path / "goes on").touch()
+    done = annot(*OPTIONS, *options, *COMMAND, started, cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr.decode()
+    answer = json.loads(done.stdout)
+    assert (answer["complete"], answer["rows"][0]["runs"]) == (True, 2)
+    assert {name: (folder / name).read_bytes() for name in records} == records
+    assert b"fused, run 2" in done.stderr
+    assert b"fused, run 1" not in done.stderr
+
+
 def _lives(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

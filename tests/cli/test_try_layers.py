@@ -74,6 +74,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     [
         (["--extract", "layer.py"], "--extract needs --layers: annot try --layers 'blocks.*'"),
         (["--layers", "x", "--change", "fused"], "--change with --layers expects one of compile, compile-blocks"),
+        (["--layers", "x", "--format", "html"], "--format html cannot be combined with --layers"),
         (["--layers", "[z-a]"], "--layers: '[z-a]' is not a valid path pattern"),
     ],
 )

@@ -35,8 +35,8 @@ def nvtx_is_lost() -> bool:
 @pytest.mark.parametrize("native", ["", "1"], ids=["native", "pure Python"])
 def test_annots_ranges_get_through_whatever_the_nvtx_package(native, tmp_path):
     """annot's own ranges arrive with every nvtx package; where that package's are lost, one line says what to do."""
-    words = ["run", "--collector", "nsys", "-o", "out.sqlite", "--", sys.executable, write_script(tmp_path, PACKAGE)]
-    done = annot(*words, cwd=tmp_path, ANNOT_DISABLE_NATIVE=native)
+    words = ["run", "--collector", "nsys", "--no-report", "-o", "out.sqlite", "--"]
+    done = annot(*words, sys.executable, write_script(tmp_path, PACKAGE), cwd=tmp_path, ANNOT_DISABLE_NATIVE=native)
     assert done.returncode == 0, done.stderr
     own = {("annot", "outer"), ("annot", "inner")}
     assert texts_in(tmp_path / "out.sqlite") == (own if nvtx_is_lost() else own | {("other", "package")})
@@ -59,7 +59,7 @@ with annot.emit_ranges(model):
 def test_workers_of_a_loader_are_recorded(tmp_path):
     """Their ranges come from processes that fork and never call exec; the loader's mark says what it is."""
     pytest.importorskip("torch")
-    words = ["run", "-o", "out.sqlite", "--force", "--collector", "nsys", "--", sys.executable]
+    words = ["run", "-o", "out.sqlite", "--force", "--collector", "nsys", "--no-report", "--", sys.executable]
     script, texts = write_script(tmp_path, LOADER), set[str]()
     for _ in range(6):  # captures of Nsight Systems 2022.4 sometimes lack processes that fork and end soon
         done = annot(*words, script, cwd=tmp_path)

@@ -25,8 +25,8 @@ with annot.emit_ranges(model), annot.trace("my part"):
 
 
 def run(script: Path, *arguments: str, options: tuple[str, ...] = (), **environ: str):
-    words = ["run", "--collector", "torch", "-o", "out.json", *options, "--", sys.executable, script, *arguments]
-    return annot(*words, cwd=script.parent, **environ)
+    words = ["run", "--collector", "torch", "--no-report", "-o", "out.json", *options, "--", sys.executable, script]
+    return annot(*words, *arguments, cwd=script.parent, **environ)
 
 
 def written(folder: Path, text: str, name: str = "train.py") -> Path:

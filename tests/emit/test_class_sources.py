@@ -58,7 +58,7 @@ SHAPES = "from torch import nn\n\n\nclass Base(nn.Linear):\n    def __init__(sel
 def recorded(folder: Path, collector: str, out: str) -> Run:
     (folder / "train.py").write_text(SCRIPT)
     (folder / "shapes.py").write_text(SHAPES)
-    words = ("run", "--layers", "--collector", collector, "-o", out, "--", sys.executable, "train.py")
+    words = ("run", "--layers", "--no-report", "--collector", collector, "-o", out, "--", sys.executable, "train.py")
     done = annot(*words, cwd=folder)
     assert done.returncode == 0, done.stderr.decode()
     return Run(folder / out)

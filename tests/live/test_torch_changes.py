@@ -264,6 +264,17 @@ model[0].register_forward_pre_hook(show)"""
     assert reason("channels-last") == "Sequential has no 2d convolution"
 
 
+def test_dropout_of_channels_last_tensors_draws_the_masks_of_contiguous_ones() -> None:
+    layers = "nn.Conv2d(3, 8, 1), nn.Dropout(), nn.Dropout(0.1, inplace=True), nn.Conv2d(8, 4, (1, 2)), nn.Flatten()"
+    program = edited(
+        ("MODEL = nn", f"MODEL = nn.Sequential({layers}, nn.Linear(8, 3)); old = nn"),
+        ("model(x), y", "model(x.reshape(-1, 3, 1, 2)), y"),
+    )
+    plain, changed = measured(program, losses=4)[0], measured(program, "channels-last", losses=4)[0]
+    assert changed.applied == {"channels-last": "Sequential"}
+    assert changed.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
 def test_attention_uses_the_back_end_of_the_change() -> None:
     attention = edited(("MODEL = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))", ATTENTION))
     show = "print([torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()])"

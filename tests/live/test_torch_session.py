@@ -104,6 +104,24 @@ def test_a_compiled_model_with_dropout_trains_as_an_uncompiled_one() -> None:
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("edits", "draws"),
+    [
+        ((), False),  # the batches are random
+        ((("net()\noptimizer", "torch.nn.Sequential(net(), torch.nn.Dropout())\noptimizer"),), True),
+        ((("model(x), y)", "model(x) + torch.randn(16, 2), y)"),), True),
+        ((("model(x), y)", "model(x).double() + torch.randn(2, generator=torch.Generator()), y)"),), False),
+    ],
+)
+def test_random_numbers_of_the_model_and_its_loss_are_noted(edits: tuple[tuple[str, str], ...], draws: bool) -> None:
+    program = TRAIN
+    for before, after in edits:
+        assert before in program
+        program = program.replace(before, after)
+    assert measured(program, losses=3)[0].draws is draws
+    assert measured(program)[0].draws is False
+
+
 def test_the_hash_is_that_of_parameters_and_buffers_by_name() -> None:
     show = """finally:
     import hashlib
@@ -239,6 +257,57 @@ def test_losses_of_a_gradient_scaler_are_unscaled() -> None:
     program = program.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
     result, process = measured(program, losses=3)
     assert result.losses == printed_losses(process.stdout)[:3]
+
+
+def test_steps_that_a_gradient_scaler_leaves_out_are_steps() -> None:
+    scaler = "scaler = torch.amp.GradScaler('cpu', growth_interval=1)\nsteps = 0"
+    program = TRAIN.replace("steps = 0", scaler).replace(
+        "loss.backward()", "scaler.scale(loss * (1e38 if steps in (0, 2) else 1)).backward()"
+    )
+    program = program.replace("optimizer.step()", "print('skips', scaler.step(optimizer) is None); scaler.update()")
+    result, process = measured(program, steps=5, losses=6)
+    assert process.stdout.count("loss") == 6 == len(result.step_ns), process.stderr
+    assert "inf" not in process.stdout
+    assert len(result.losses) == 6
+
+
+OUTSIDE = "outside functions that torch.compile compiles"
+COMPILED_STEP = """
+@torch.compile(backend="eager")
+def step(x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+update = torch.compile(lambda: optimizer.step(), backend="eager")
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "reasons"),
+    [
+        (
+            "loss = step(*batch())",
+            {
+                "bf16": f"the program calls no model {OUTSIDE}",
+                "fused": f"the program steps no optimizer {OUTSIDE}",
+            },
+        ),
+        (
+            "optimizer.zero_grad(); loss = loss_of(model(x), y); loss.backward(); update()",
+            dict.fromkeys(["fused", "fp16"], f"the program steps no optimizer {OUTSIDE}"),
+        ),
+    ],
+)
+def test_a_compiled_step_of_the_optimizer_ends_a_step(loop: str, reasons: dict[str, str]) -> None:
+    setup = TRAIN[: TRAIN.index("atexit.register(")] + COMPILED_STEP
+    program = f"{setup}for _ in range(9):\n    x, y = batch(); {loop}; print('loss', repr(loss.item()))"
+    result, process = measured(program, losses=4)
+    assert (result.trains, len(result.step_ns), result.ended) == (True, 4, "steps"), process.stderr
+    assert result.losses == printed_losses(process.stdout)
+    changed, process = measured(program, *reasons, losses=4)
+    assert changed.skipped == reasons, process.stderr
 
 
 def test_checkpointed_layers_are_no_models() -> None:

@@ -33,10 +33,10 @@ class Seen(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The device guard, compiled once."""
+def library() -> Path:
+    """The device guard."""
     assert COMPILER is not None
-    return build(tmp_path_factory.mktemp("silent"), COMPILER)
+    return build(COMPILER)
 
 
 def run(library: Path, devices: int, name: str, folder: Path) -> Seen:

@@ -45,8 +45,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(distributed_worker.__file__)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["run", "-o", "run.sqlite", "--collector", "recorder", "--", *torchrun, script, ",".join(KINDS), "result"]
-    done = run_annot(*words, cwd=folder)
+    words = ["run", "-o", "run.sqlite", "--collector", "recorder", "--no-report", "--", *torchrun]
+    done = run_annot(*words, script, ",".join(KINDS), "result", cwd=folder)
     assert done.returncode == 0, done.stderr.decode()
     return folder / "run.sqlite", folder
 

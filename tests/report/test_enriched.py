@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from commands import annot, needs_nsys
+from compiled_once import compiled
 from recorded import nvtx_headers
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, process, thread, training
@@ -59,22 +60,19 @@ def captured(tmp_path_factory):
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("captured")
     (folder / "train.py").write_text(TRAIN)
-    words = ["run", "--collector", "nsys", "-o", "run.sqlite", "--", sys.executable, "train.py"]
+    words = ["run", "--collector", "nsys", "--no-report", "-o", "run.sqlite", "--", sys.executable, "train.py"]
     done = annot(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run.nsys-rep"
 
 
 @pytest.fixture(scope="module")
-def backend(tmp_path_factory):
+def backend():
     """The backend that records, compiled; skips the test where that cannot be done."""
     headers = [path for path in nvtx_headers() if (path / "nvtxw3" / "nvtxw3.h").exists()]
     if not shutil.which("gcc") or not headers:
         pytest.skip("needs gcc and the headers of nvidia-nvtx 13.5 or later")
-    library = tmp_path_factory.mktemp("backend") / "backend.so"
-    command = ["gcc", "-shared", "-fPIC", f"-I{headers[0]}", str(WRITER / "backend.c"), "-o", str(library)]
-    subprocess.run(command, check=True)
-    return library
+    return compiled(["gcc", "-shared", "-fPIC", f"-I{headers[0]}"], [WRITER / "backend.c"])
 
 
 @pytest.fixture

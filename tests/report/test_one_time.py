@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import polars as pl
 import pytest
+from real_runs import with_each_profile
 from rich.console import Console
-from shared_data import shared, shared_names, unpacked
 from tables import Rows
 
 from annot.attribution.steps import steady_steps
-from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.report.table import Table
 from annot.report.terminal.table import print_answer, print_rest, print_table
 from annot.runs.run import Run
 
+pytest_plugins = ["real_runs"]
 QUICK = ("kineto/hta_cpu_only.json.gz", "tf_cpu.xplane.pb", "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz")
-DATA = Path(__file__).parents[1] / "data"
-EVERY = sorted({
-    *shared_names("kineto", ".json.gz"), *shared_names("nsys", ".sqlite.gz"), *shared_names("xplane", ".xplane.pb"),
-    *(path.name for pattern in ("*.csv", "*.pb") for path in DATA.glob(pattern)),
-})  # fmt: skip
-PROFILES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EVERY]
-
 _NS = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
 _TIME = r"([\d.,]+) (s|ms|µs|ns)"
 
@@ -79,13 +71,10 @@ def _check(run: Run) -> None:
         assert (outermost > report.meta["wall_ns"] * (1 + 1e-9)) == ("over threads" in _screen(report))
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_real_profiles(name: str, tmp_path: Path) -> None:
+@with_each_profile(*QUICK)
+def test_real_profiles(real_run: Run) -> None:
     """The answer, all rows, the phases and the steps."""
-    try:
-        _check(Run(str(unpacked(name, tmp_path) if name.startswith("nsys") else shared(name))))
-    except AnnotError as error:
-        pytest.skip(str(error))
+    _check(real_run)
 
 
 def _steps(*lengths: int, kernels: bool = False) -> Profile:

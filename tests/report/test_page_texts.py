@@ -14,6 +14,7 @@ from tables import Rows
 from annot.analyze.peaks import Peaks
 from annot.analyze.timeline import timeline
 from annot.attribution.attribute import attribute
+from annot.changes.tried import Tried
 from annot.report.page import texts
 from annot.report.totals import peaks_text
 
@@ -142,6 +143,33 @@ def test_cards_compare_the_times_of_both_sides() -> None:
         ("B: GPU time per step", "0.01 µs", [], "1 run, 4 steps"),
         ("Speedup of B", "—", [], "99% confidence interval: 0.500 to 1.500"),
     ]
+
+
+def test_tried_changes_are_a_table_with_the_best_first() -> None:
+    tried = [
+        Tried(change="fp16", outcome="other training", reason="losses differ", speedup=3.0, low=2.9, high=3.1, runs=5),
+        Tried(change="threads", outcome="failed", reason="it hangs", date="2026-11-26"),
+        Tried(change="fused", outcome="faster", speedup=1.2, low=1.1, high=1.3, runs=5, date="2026-11-26"),
+        Tried(change="compile", outcome="faster", speedup=1.4, low=1.3, high=200.0, runs=1000),
+    ]
+    shown = texts.tried_changes(tried)
+    assert shown is not None
+    assert shown["table"]["heads"] == [
+        ("Speedup", False), ("Interval", False), ("Outcome", False), ("Runs", True), ("Date", True)
+    ]  # fmt: skip
+    assert shown["table"]["rows"] == [
+        ("compile", ("1.40", "1.30–?", "faster", "1,000", ""), True),
+        ("fused", ("1.20", "1.10–1.30", "faster", "5", "2026-11-26"), True),
+        ("fp16", ("3.00", "2.90–3.10", "changes training", "5", ""), False),
+        ("threads", ("", "", "fails", "", "2026-11-26"), False),
+    ]
+    assert shown["notes"] == ["fp16: losses differ", "threads: it hangs"]
+    failed = texts.tried_changes(tried[1:2])
+    assert failed is not None
+    assert failed["table"] == {
+        "heads": [("Outcome", False), ("Date", True)], "rows": [("threads", ("fails", "2026-11-26"), False)]
+    }  # fmt: skip
+    assert texts.tried_changes([]) is None
 
 
 def test_reasons_are_sentences() -> None:

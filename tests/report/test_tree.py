@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
-from shared_data import shared, shared_names, unpacked
+from real_runs import with_each_profile
 from tables import MAIN, Rows
 
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer, by_line
-from annot.errors import AnnotError
 from annot.report.table import Table
 from annot.report.tree import Line, layer_lines
 from annot.runs.run import Run
 
+pytest_plugins = ["real_runs"]
 QUICK = (
     "kineto/hta_cpu_only.json.gz", "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz", "ncu_raw_training.csv",
     "kineto/graph_pairs/vllm_decode_full/execution.json.gz", "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz",
 )  # fmt: skip
-DATA = Path(__file__).parents[1] / "data"
-EVERY = sorted({
-    *shared_names("kineto", ".json.gz"), *shared_names("nsys", ".sqlite.gz"), *shared_names("xplane", ".xplane.pb"),
-    *(path.name for pattern in ("*.csv", "*.pb") for path in DATA.glob(pattern)),
-})  # fmt: skip
-PROFILES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EVERY]
-
-
-def _run(name: str, folder: Path) -> Run:
-    """A real profile; skip the test for profiles without ranges, and without ranges and GPU activities."""
-    if name.endswith("execution.json.gz"):
-        for capture in shared_names(str(Path(name).parent), ".json.gz"):
-            shared(capture)  # beside the trace
-    run = Run(str(unpacked(name, folder) if name.startswith("nsys") else shared(name)))
-    try:
-        return run if run.meta["ranges"] else pytest.skip(f"{name} has no ranges")
-    except AnnotError as error:
-        pytest.skip(str(error))
 
 
 def _check(report: Table) -> None:
@@ -62,14 +42,19 @@ def _check(report: Table) -> None:
         assert self_time + inside[id(line)] == pytest.approx(total, rel=1e-9, abs=0.5), line.label
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_lines_add_up(name: str, tmp_path: Path) -> None:
+def _skip_without_ranges(run: Run) -> None:
+    if not run.meta["ranges"]:
+        pytest.skip("the profile has no ranges")
+
+
+@with_each_profile(*QUICK)
+def test_lines_add_up(real_run: Run) -> None:
     """In all real profiles, over the run and per step, at each depth; on the GPU and for profiles of the CPU."""
-    run = _run(name, tmp_path)
+    _skip_without_ranges(real_run)
     for total in (True, False):
         for depth in (None, 0, 1, 2, 3):
-            _check(run.view(total=total, depth=depth))
-    _check(run.view(expand=[""]))
+            _check(real_run.view(total=total, depth=depth))
+    _check(real_run.view(expand=[""]))
 
 
 SUMS = [
@@ -79,16 +64,16 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_every_group_of_columns_adds_up_to_the_summary(name: str, tmp_path: Path) -> None:
+@with_each_profile(*QUICK)
+def test_every_group_of_columns_adds_up_to_the_summary(real_run: Run) -> None:
     """No table drops time: self times by layer, class, phase, kind, operation and kernel are those of the run."""
-    run = _run(name, tmp_path)
-    if run.meta["host_ns"] is None and not run.meta["gpu_ns"]:
-        pytest.skip(f"{name} has no times")
+    _skip_without_ranges(real_run)
+    if real_run.meta["host_ns"] is None and not real_run.meta["gpu_ns"]:
+        pytest.skip("the profile has no times")
     for by, columns in SUMS:
         for total in (True, False):
             try:
-                report = run.view(by, columns, total=total)
+                report = real_run.view(by, columns, total=total)
             except ValueError:  # the table does not exist
                 continue
             clock = report.time.removesuffix("_ns")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
+import torch._dynamo
 from torch import nn
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -69,7 +69,5 @@ def nothing_compiled(cache: Path) -> Iterator[None]:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         warnings.simplefilter("error", RuntimeWarning)
         torch._dynamo.reset()
-        # Otherwise Inductor compiles and runs a program for each instruction set of the CPU.
-        with torch._inductor.config.patch("cpp.vec_isa_ok", True):
-            yield
+        yield
         torch._dynamo.reset()

@@ -25,7 +25,8 @@ from document_names import names
 import annot
 from annot.cli.main import main as command_line
 
-_REPORT = re.compile(r"annot (?:report|compare|roofline|guide)\b[^*|<>&;]*(?: #.*)?")
+# `annot run` and `annot doctor` start other processes.
+_IN_PROCESS = re.compile(r"annot (?!(?:run|doctor) )[^*|<>&;]*(?: #.*)?")
 
 # PyTorch imports torch._dynamo with the first optimizer, which takes two seconds in each child.
 _FRAMEWORKS = {"torch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow",)}
@@ -34,6 +35,7 @@ _FRAMEWORKS = {"torch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow",
 def main(framework: str) -> None:
     """Run the jobs from standard input and write the results to the folder of the first job."""
     jobs = json.load(sys.stdin)
+    importlib.import_module("annot.cli.report")  # and polars
     if framework and any(block["language"] == "python" for job in jobs for block in job["blocks"]):
         for name in _FRAMEWORKS[framework]:
             importlib.import_module(name)
@@ -84,11 +86,11 @@ def _examples(text: str, namespace: dict[str, Any]) -> None:
 
 
 def _command(line: str) -> str:
-    return _reported(shlex.split(line, comments=True)[1:]) if _REPORT.fullmatch(line) else _in_shell(line)
+    return _in_process(shlex.split(line, comments=True)[1:]) if _IN_PROCESS.fullmatch(line) else _in_shell(line)
 
 
-def _reported(words: list[str]) -> str:
-    """Run a command of annot in this process and return its output. For commands without shell and child processes."""
+def _in_process(words: list[str]) -> str:
+    """Run a command of annot in this process and return its output."""
     printed, errors = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         status = command_line(words)

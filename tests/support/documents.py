@@ -123,11 +123,11 @@ def run_all(folder: Path, selected: list[Section], framework: str) -> dict[str, 
         For each section name: error (a traceback, or null), ranges (their number, null if the section itself records),
         and outputs (the output of each console block).
     """
-    jobs = []
+    jobs, prepared = [], folder / "prepared"
+    prepared.mkdir()
+    prepare(prepared)
     for number, section in enumerate(selected):
-        subfolder = folder / str(number)
-        subfolder.mkdir()
-        prepare(subfolder)
+        subfolder = shutil.copytree(prepared, folder / str(number), symlinks=True)
         run = [asdict(block) for block in section.blocks if not block.left_out]
         jobs.append({"name": section.name, "folder": str(subfolder), "blocks": run})
     script = Path(__file__).with_name("document_runner.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.util
 import os
@@ -10,12 +9,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_once import compiled
 
 from annot import native
 from annot.read.recording.export import Recording, assemble
@@ -40,32 +39,20 @@ def client() -> str:
     headers = nvtx_headers()
     if not shutil.which("gcc") or not headers:
         pytest.skip("needs gcc and the headers of nvidia-nvtx")
-    program = f"{_scratch()}/client"
-    _compile([SOURCE], program, "-ldl")
-    return program
+    return _compiled([SOURCE], "-ldl")
 
 
-@functools.cache
-def _scratch() -> str:
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _compile(sources: list[Path], out: str, *options: str) -> None:
+def _compiled(sources: list[Path], *options: str) -> str:
     flags = [f"-fsanitize={SANITIZER}", "-fno-sanitize-recover=all", "-g"] if SANITIZER else []
     includes = [f"-I{path}" for path in nvtx_headers()]
-    words = ["gcc", "-O2", "-std=gnu11", "-pthread", *flags, *includes, *map(str, sources), "-o", out, *options]
-    subprocess.run(words, check=True)
+    return str(compiled(["gcc", "-O2", "-std=gnu11", "-pthread", *flags, *includes], sources, *options))
 
 
 @functools.cache
 def recorder() -> str:
     """Return the path of the recorder. Skip the test if it was not built."""
     if SANITIZER:
-        sanitized = f"{_scratch()}/recorder.so"
-        _compile(sorted((Path(native.__file__).parent / "recorder").glob("*.c")), sanitized, "-shared", "-fPIC")
-        return sanitized
+        return _compiled(sorted((Path(native.__file__).parent / "recorder").glob("*.c")), "-shared", "-fPIC")
     library = native.recorder_library()
     if library is None:
         pytest.skip("the recorder was not built")
@@ -94,9 +81,7 @@ def run(parts: Path | None, *words: object, **options: Any) -> subprocess.Comple
 def _holder() -> str:
     if not shutil.which("gcc"):
         pytest.skip("needs gcc")
-    library = f"{_scratch()}/held_locks.so"
-    _compile([SOURCE.with_name("held_locks.c")], library, "-shared", "-fPIC", "-ldl")
-    return library
+    return _compiled([SOURCE.with_name("held_locks.c")], "-shared", "-fPIC", "-ldl")
 
 
 def while_held(library: str, count: Path) -> dict[str, str]:

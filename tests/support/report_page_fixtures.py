@@ -11,13 +11,13 @@ from report_pages import written
 from sqlite_profile import training
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page() -> Iterator[Page]:
     with browser() as one:
         yield one
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page of two steps of a small network."""
     folder = tmp_path_factory.mktemp("page")

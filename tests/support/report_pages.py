@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 from chromium import Page
 
 from annot.cli.main import main
@@ -56,6 +58,18 @@ def choose(page: Page, name: str, value: str) -> None:
         f"(() => {{ const one = document.getElementById('{name}'); one.value = {json.dumps(value)};"
         "one.dispatchEvent(new Event('change', {bubbles: true})); })()"
     )
+
+
+def violations(page: Page) -> list[list[str]]:
+    """Return which rules of axe-core the page violates, with the first element of each. Skip the test without it."""
+    package = find_spec("axe_core_python")
+    if package is None or package.origin is None:
+        pytest.skip("needs axe-core: pip install axe-core-python")
+    page.run(f"{Path(package.origin).with_name('axe.min.js').read_text()}; 0")
+    found: list[list[str]] = page.run(
+        "axe.run(document).then(found => found.violations.map(one => [one.id, one.nodes[0].html]))"
+    )
+    return found
 
 
 def frames(page: Page) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_once import compiled
 from recorded import nvtx_headers
 
 __all__ = ["ADDRESS", "ROOT", "SANITIZED", "THREAD", "run_sanitized", "run_tests", "runtime", "sanitized_package"]
@@ -45,23 +46,23 @@ def runtime(name: str) -> str:
 def sanitized_package(sanitizer: str, names: tuple[str, ...], *flags: str) -> dict[str, str]:
     """Return the environment for Python with a copy of annot, in which the named C parts have the sanitizer."""
     # The interpreter itself is not sanitized, so the library has to be there first.
-    preloaded = " ".join(map(runtime, _RUNTIMES[sanitizer]))
+    preloaded = " ".join(map(runtime, _RUNTIMES[sanitizer]))  # their folder has the version of gcc
     folder = Path(tempfile.mkdtemp(prefix="annot-sanitized-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(ROOT / "annot", folder / "annot", ignore=shutil.ignore_patterns("__pycache__"))
     for extension in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]:
         if extension["name"].rpartition(".")[2] in names:
-            _compile(extension, folder, f"-fsanitize={sanitizer}", *flags)
+            part = _compiled(extension, preloaded, f"-fsanitize={sanitizer}", *flags)
+            shutil.copy(part, folder.joinpath(*extension["name"].split(".")).with_suffix(".abi3.so"))
     return {**_OPTIONS, "LD_PRELOAD": preloaded, "PYTHONPATH": str(folder), "ANNOT_TEST_PACKAGE": str(folder)}
 
 
-def _compile(extension: dict[str, Any], folder: Path, *flags: str) -> None:
-    out = folder.joinpath(*extension["name"].split(".")).with_suffix(".abi3.so")
+def _compiled(extension: dict[str, Any], gcc: str, *flags: str) -> Path:
     macros = [f"-D{macro}={value}" for macro, value in extension.get("define-macros", [])]
     includes = [f"-I{path}" for path in (*nvtx_headers(), sysconfig.get_paths()["include"])]
     options = [*extension["extra-compile-args"], "-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
-    words = ["gcc", "-shared", "-fPIC", *options, *flags, *macros, *includes, *extension["sources"], "-o", str(out)]
-    subprocess.run([*words, "-pthread", "-ldl"], cwd=folder, check=True, capture_output=True)
+    command = ["gcc", "-shared", "-fPIC", *options, *flags, *macros, *includes]
+    return compiled(command, [ROOT / name for name in extension["sources"]], "-pthread", "-ldl", version=gcc)
 
 
 def run_tests(names: tuple[str, ...], without: tuple[str, ...] = (), **environ: str) -> None:

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
+from compiled_once import compiled
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "silent"
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
 
-def build(folder: Path, compiler: str) -> Path:
+def build(compiler: str) -> Path:
     """Compile the device guard and return its library."""
     root = Path(torch.__file__).parent
-    library = folder / "silent_device.so"
     source = Path(__file__).with_suffix(".cpp")
     options = ["-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     paths = [f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10"]
-    subprocess.run([compiler, *options, str(source), "-o", str(library), *paths], check=True)
-    return library
+    return compiled([compiler, *options], [source], *paths, version=torch.__version__)
 
 
 def register(library: Path, count: int) -> None:

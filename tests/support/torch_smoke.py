@@ -28,14 +28,14 @@ from torch.utils.checkpoint import checkpoint
 from annot import emit_ranges
 from annot.torch import internals
 
-STEPS = 2000
+STEPS = 500
 FEW = 100
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 LAYERS = ("blocks.0", "blocks.0.fc", "blocks.0.act", "blocks.1", "blocks.1.fc", "blocks.1.act", "head")
 LINEAR = {"blocks.0.fc", "blocks.1.fc", "head"}
 REFERENCES = 20
-"""References to None that may come and go in a run. A bookkeeping function that loses one loses thousands."""
+"""References to None that may come and go in a run. A bookkeeping function that loses one loses hundreds."""
 
 
 class Block(nn.Module):

@@ -243,3 +243,38 @@ def test_rounding_changes_weights_in_their_last_bit() -> None:
     assert result.applied == {"rounding": "net"}
     for weight, other in zip(model.trainable_weights, kept.trainable_weights, strict=True):
         assert (weight == other * (1 + 2.0**-23)).numpy().all()
+
+
+def losses_of(model: Callable[..., Any], *changes: str, **compiled: Any) -> tuple[list[float | None], bool]:
+    """Return the first losses of a model with changes, and whether it draws random numbers."""
+    with measured(*changes, warmup=1, steps=5, losses=4) as session:
+        fit(model(**compiled))
+    assert session.result.applied.keys() == set(changes)
+    return session.result.losses, session.result.draws
+
+
+def with_dropout(**compiled: Any) -> Any:
+    """Return a model with dropout."""
+    keras.utils.set_random_seed(0)  # before the layers draw seeds
+    layers = (keras.layers.Dense(16, activation="tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(1))
+    return network(*layers, **compiled)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"run_eagerly": True}])
+def test_random_numbers_of_steps_are_noted(compiled: dict[str, Any]) -> None:
+    class Noisy(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return self.dense(x + tf.random.normal(tf.shape(x)))
+
+    def noisy(**compiled: Any) -> Any:
+        model = Noisy()
+        model.dense = keras.layers.Dense(1)
+        model.compile("sgd", "mse", **compiled)
+        return model
+
+    assert [losses_of(model, **compiled)[1] for model in (network, with_dropout, noisy)] == [False, True, True]
+
+
+def test_dropout_in_16_bits_draws_the_masks_of_float32() -> None:
+    plain, changed = losses_of(with_dropout)[0], losses_of(with_dropout, "mixed-bf16")[0]
+    assert changed == pytest.approx(plain, rel=0.02)

@@ -219,7 +219,7 @@ def test_a_profiled_run(tmp_path: Path) -> None:
     change = {"steps-per-execution": "annot.live.keras_changes:steps_per_execution"}
     request = Request(result=str(tmp_path / "result.json"), changes=change, warmup=1, steps=12, losses=4, seed=3)
     run = command_line(
-        "run", "--layers", "-o", "out.sqlite", "--", sys.executable, "train.py",
+        "run", "--layers", "--no-report", "-o", "out.sqlite", "--", sys.executable, "train.py",
         cwd=tmp_path, **variables(request),
     )  # fmt: skip
     assert (run.returncode, run.stdout.split(b"\n")[:2]) == (0, [b"finally", b"at the exit"])

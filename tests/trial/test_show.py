@@ -1,16 +1,25 @@
-"""The answer of a trial in a terminal and as Markdown."""
+"""The answer of a trial in a terminal, as Markdown, and on a page in a real browser."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import Page
+from report_pages import violations
+from sqlite_profile import training
 
+from annot.cli.try_command import _print
 from annot.report.terminal.layout import plain_text
+from annot.report.units import printable
 from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.page import write_page
 from annot.trial.show import as_markdown, print_answer
 
+pytest_plugins = ["report_page_fixtures"]
 FUSED = Row(
     changes=["fused"],
     title="fused optimizer",
@@ -187,4 +196,94 @@ def test_markdown() -> None:
     assert "| `fused` | 12.000 | 8.000 | 1.50 | 1.47–1.61 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
     assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
-    assert "".join(as_markdown(answer(BF16))).startswith("**No change is faster** – ")
+    assert "".join(as_markdown(answer(BF16))).startswith("**No change makes a step faster** – ")
+
+
+def _page_data(path: Path) -> Any:
+    script = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+    assert script
+    return json.loads(script[1])
+
+
+def test_the_page_has_the_words_of_the_terminal(tmp_path: Path) -> None:
+    layer = LayerChange(layer="blocks.0", module="Block", phase="forward", before_ns=3e6, after_ns=1e6)
+    shown = answer(FUSED, BF16, FAILED, layers=[layer], folder=str(tmp_path))
+    path, lines = write_page(shown), text(shown).splitlines()
+    data = _page_data(path)
+    trial = data["trial"]
+    assert (path, data["source"]) == (tmp_path / "answer.html", "python train.py")
+    assert (trial["verdict"], trial["heading"]) == ("fused: 1.50 (1.47–1.61)", lines[0])
+    heads, rows = trial["table"].values()
+    titles = [title for title, _ in heads]
+    assert ["Change", *titles] == re.split(r"\s{2,}", lines[1])
+    assert [title for title, minor in heads if not minor] == ["After", "Speedup", "Interval"]
+    assert [(name, recommended) for name, _, recommended in rows] == [("fused", True), ("bf16", False)]
+    assert ["fused", *rows[0][1]] == re.split(r"\s{2,}", lines[2].strip())
+    assert trial["code"] == [["fused, 1.50 times as fast", FUSED.code]]
+    assert trial["layers"] == ["blocks.0 forward: 3.000 ms → 1.000 ms"]
+    assert f"  {trial['layers'][0]}" in lines
+    assert [printable(note) for note in trial["notes"]] == lines[-4:]
+    assert "tables" not in data  # without profiles, there is no comparison
+
+
+def test_the_command_names_the_page_that_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _print(answer(BF16, folder=str(tmp_path)), "html")
+    assert capsys.readouterr() == ("", f"annot: wrote {tmp_path}/answer.html\n")
+    assert _page_data(tmp_path / "answer.html")["trial"]["table"]["rows"][0][0] == "bf16"
+
+
+def test_a_page_without_measurements(tmp_path: Path) -> None:
+    trial = _page_data(write_page(answer(FAILED, folder=str(tmp_path))))["trial"]
+    assert trial["table"] is None
+    assert (trial["verdict"], trial["code"], trial["layers"]) == ("No change makes a step faster", [], [])
+    undecided = _page_data(write_page(answer(FAILED, folder=str(tmp_path), complete=False)))["trial"]
+    assert undecided["verdict"] == "The runs show no change that makes a step faster"
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the page of a trial with both profiles: the optimizer takes half the time with the change."""
+    folder = tmp_path_factory.mktemp("trial")
+    before, after = training(device=True), training(device=True)
+    for kernel in after.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        kernel["end"] = kernel["start"] + (kernel["end"] - kernel["start"]) // 2
+    before.write(folder / "base.check1.sqlite")
+    after.write(folder / "fused.check1.sqlite")
+    layer = LayerChange(layer="features.0", module="Conv2d", phase="forward", before_ns=3e6, after_ns=1e6)
+    return write_page(answer(FUSED, BF16, FAILED, layers=[layer], folder=str(folder)))
+
+
+@pytest.mark.slow
+def test_a_trial_in_the_browser(fresh: Page, trial: Path) -> None:
+    """The table and the code are on the first screen; the comparison of the profiles is the second view."""
+    fresh.open(trial, width=1440, height=900)
+    assert fresh.text("h1") == "fused: 1.50 (1.47–1.61)"
+    cells = [row.split("\t") for row in fresh.texts("main tbody tr")]
+    assert cells[0][:5] == ["fused", "12.000", "8.000", "1.50", "1.47–1.61"]
+    assert cells[0][5:] == ["±1e-07", "1.25", "4.20 s", "41 steps", "+120 MB"]
+    assert fresh.texts("main tbody strong") == ["fused"]
+    assert fresh.text("pre") == FUSED.code
+    assert fresh.run("document.querySelector('pre').getBoundingClientRect().bottom < innerHeight")
+    assert "compile is not recommended: no compiler for \\u001b[31m<b>" in fresh.text("main")
+    fresh.run("document.querySelector('main a[href=\"#compare\"]').click()")
+    fresh.wait("document.querySelector('main').dataset.view === 'compare'")
+    rows = {tuple(row.split("\t")[:2]): row.split("\t") for row in fresh.texts("main tbody tr")}
+    assert rows["features.0 Conv2d", "forward"][6] == "2.000"
+    assert fresh.texts("#head nav a") == ["Changes", "Comparison"]
+
+
+@pytest.mark.slow
+def test_a_trial_on_a_narrow_screen(fresh: Page, trial: Path) -> None:
+    """The speedup and its interval are in sight, other columns are left out."""
+    fresh.open(trial, width=400)
+    assert fresh.run("document.documentElement.scrollWidth <= innerWidth")
+    shown = "[...document.querySelectorAll('thead th')].filter(one => one.offsetWidth)"
+    assert fresh.run(f"{shown}.map(one => one.innerText)") == ["After", "Speedup", "Interval"]
+    assert fresh.run(f"{shown}.every(one => one.getBoundingClientRect().right <= innerWidth)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_on_the_page_of_a_trial(fresh: Page, trial: Path, dark: bool) -> None:
+    fresh.open(trial, dark=dark)
+    assert violations(fresh) == []

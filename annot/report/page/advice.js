@@ -36,10 +36,14 @@ export function adviceCards(run, advice) {
   return list('ol.best', items);
 }
 
+export function codeBlock(text) {
+  return h('pre', {tabindex: '0'}, h('code', text));
+}
+
 // The code, and below it the command that measures the gain, and what it measured before.
 function code(item) {
   return [
-    h('pre', {tabindex: '0'}, h('code', item.code)),
+    codeBlock(item.code),
     known(item.trial) && h('p.try', 'Try: ', h('code', item.trial)),
     known(item.tried) && h('p.tried', `Tried: ${item.tried}.`),
   ];

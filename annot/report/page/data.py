@@ -30,6 +30,7 @@ from annot.attribution.layer_tables import by_kernel, by_line, line_tree, rows_o
 from annot.attribution.nesting import KEY, Key
 from annot.attribution.summary import by_step, summarize
 from annot.changes.advice import by_advice
+from annot.changes.tried import tried_on
 from annot.errors import AnnotError, warn
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
@@ -100,7 +101,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     kernels = list(dict.fromkeys(name for each in comparisons.values() for name in each.kernels))
     return {
         "kind": "compare",
-        "names": list(names),
+        "source": " → ".join(names),
         "by": by,
         "cards": texts.comparison_cards(comparison, names),
         "reasons": [texts.sentence(reason.text) for reason in comparison.comparability.reasons],
@@ -153,7 +154,7 @@ def run_data(
     rows = _rows(shown, layers.rows.drop("group"), steps)
     tell(_MAKING, 1, _VIEWS, "views")
     made = _views(attribution, shown, rows, steps, events)
-    made["verdict"], made["advice"], without_warmup = made.pop("findings")
+    made["verdict"], made["advice"], made["tried"], without_warmup = made.pop("findings")
     lines, meta, peaks = _lines(rows), layers.meta, default_peaks(attribution)
     units = matrix_units(attribution.meta)
     made["advice"] = advice_data(made["advice"], lines)
@@ -229,10 +230,11 @@ def _texts(
     }
 
 
-def _findings(attribution: Attribution) -> tuple[str, pl.DataFrame, bool]:
-    """The verdict, the advice, and whether the time of the run lacks warm-up, which need the same quantities."""
+def _findings(attribution: Attribution) -> tuple[str, pl.DataFrame, dict[str, Any] | None, bool]:
+    """The verdict, the advice, what was tried, and whether the time of the run lacks warm-up."""
     facts = Facts(attribution, folds_of(attribution))
-    return verdict(facts), by_advice(attribution, facts), facts.parts.without_warmup
+    tried = texts.tried_changes(tried_on(facts).values())
+    return verdict(facts), by_advice(attribution, facts), tried, facts.parts.without_warmup
 
 
 def advice_data(advice: pl.DataFrame, lines: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -14,6 +14,7 @@ import {summaryView} from './summary.js';
 import {COLUMNS} from './table.js';
 import {timelineView} from './timeline.js';
 import {layersView} from './tree.js';
+import {trialView} from './trial.js';
 import {setUnits} from './units.js';
 import {kernelsView, moreView, ranksView, rooflineView, stepsView} from './views.js';
 
@@ -30,7 +31,11 @@ const DETAILS = {
 
 // The title of each view, and the function that shows it.
 function viewsOf(data) {
-  if (data.kind === 'compare') return {compare: ['Comparison', (_, state) => comparisonView(data, state)]};
+  if (data.kind !== 'report')
+    return {
+      ...(data.trial ? {trial: ['Changes', () => trialView(data)]} : {}),
+      ...(data.tables ? {compare: ['Comparison', (_, state) => comparisonView(data, state)]} : {}),
+    };
   const more = data.runs[0].more
     .map(({heading}, place) => [`more${place}`, [heading, run => moreView(run, place)]])
     .filter((_, place) => data.runs.some(run => records(run.more[place].rows).length));
@@ -69,8 +74,7 @@ async function start() {
 
 function frame(page) {
   const {data, views} = page,
-    source = data.kind === 'compare' ? data.names.join(' → ') : data.source,
-    ranks = data.kind !== 'compare' && data.runs.length > 1 && data.runs.map((run, place) => [String(place), run.name]);
+    ranks = data.kind === 'report' && data.runs.length > 1 && data.runs.map((run, place) => [String(place), run.name]);
   const chooseRank = value => {
     address.rank = Number(value);
     remember(true);
@@ -78,7 +82,7 @@ function frame(page) {
   };
   const links = Object.entries(views).map(([key, [text]]) => h('a', {href: `#${key}`}, text));
   return [
-    h('div.brand', h('strong', 'annot'), name(source, 'source')),
+    h('div.brand', h('strong', 'annot'), name(data.source, 'source')),
     h('nav', {'aria-label': 'Views'}, list('ul', links)),
     h(
       'div.tools',
@@ -96,7 +100,7 @@ function navigate(page, moved) {
     main = document.getElementById('main');
   if (found.view === 'main' && main.dataset.view) return; // target of the skip link
   page.run = rankOf(found, page.run, page.data.runs.length);
-  const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
+  const run = page.data.kind === 'report' ? linked(page.data.runs[page.run]) : null;
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);
   const detail = run && found.argument !== '' && Object.hasOwn(DETAILS, found.view) ? DETAILS[found.view] : null,

@@ -8,6 +8,7 @@ import {kernelName, kernelNames} from './kernel.js';
 import {measured, records} from './model.js';
 import {foldedInside, lineAt} from './places.js';
 import {longest, titleOf} from './table.js';
+import {triedPanel} from './trial.js';
 import {duration, percent, timeAndShare} from './units.js';
 
 export function summaryView(run) {
@@ -22,6 +23,7 @@ export function summaryView(run) {
     breakdown(run, rows),
     h('div.columns', topLayers(run), run.kernels.total ? topKernels(run) : layersOfParts(run)),
     advice.length > 0 && panel('More advice', adviceList(run, advice)),
+    run.tried && triedPanel(run.tried),
     notesPanel('Notes', run.meta.notes),
     panel('Profile', terms('dl.about', profile)),
   ];

@@ -153,13 +153,14 @@ function heading(column, place, state, redraw) {
   return h('th', attributes, button(content, sort, {title: column.help || null}));
 }
 
-// A table without sorting: rows of a heading and cells under the headings of columns.
-export function factTable(caption, heads, rows) {
+// A table without sorting: rows of a heading and cells under the headings of columns. `looks` are classes of columns.
+export function factTable(caption, heads, rows, looks = []) {
+  const lookAt = at => ({class: `number ${looks[at] ?? ''}`.trim()});
   const body = rows.map(([text, cells]) => {
-    const numbers = cells.map(value => h('td.number', value));
+    const numbers = cells.map((value, at) => h('td', lookAt(at), value));
     return h('tr', h('th.text', {scope: 'row'}, text), numbers);
   });
-  const titles = heads.map(head => h('th.number', {scope: 'col'}, head)),
+  const titles = heads.map((head, at) => h('th', {scope: 'col', ...lookAt(at)}, head)),
     head = h('thead', h('tr', h('td'), titles));
   return scroller(caption, h('table.facts', {'aria-label': caption}, head, h('tbody', body)));
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from annot.analyze.comparison.compare import Comparison
 from annot.analyze.timeline import Timeline
+from annot.changes.tried import OUTCOMES, Tried, interval
 from annot.report.units import count, duration, share
 
 
@@ -121,6 +122,43 @@ def comparison_cards(comparison: Comparison, names: Sequence[str]) -> list[tuple
     if low is not None and comparison.level is not None:
         interval = f"{100 * (1 - comparison.level):.3g}% confidence interval: {low:.3f} to {high:.3f}"
     return [*cards, ("Speedup of B", f"{speedup:,.3f} ×" if known else "—", [], interval)]
+
+
+def tried_changes(tried: Iterable[Tried]) -> dict[str, Any] | None:
+    """Return what `annot try` measured earlier as a `table`, the best first, and `notes` of reasons; None: nothing."""
+    order = [*OUTCOMES]
+    rows = sorted(tried, key=lambda row: (order.index(row.outcome), -(row.speedup or 0.0)))
+    columns = {
+        "Speedup": ["" if row.speedup is None else f"{row.speedup:.2f}" for row in rows],
+        "Interval": [interval(row.low, row.high) for row in rows],
+        "Outcome": [OUTCOMES[row.outcome] for row in rows],
+        "Runs": [count(row.runs) if row.runs else "" for row in rows],
+        "Date": [row.date for row in rows],
+    }
+    table = table_of_changes({row.change: row.outcome == "faster" for row in rows}, columns, kept=[*columns][:3])
+    return {"table": table, "notes": [f"{row.change}: {row.reason}" for row in rows if row.reason]} if rows else None
+
+
+def table_of_changes(
+    changes: Mapping[str, bool], columns: Mapping[str, Sequence[str]], *, kept: Collection[str]
+) -> dict[str, Any]:
+    """Return a table of texts with a row for each change.
+
+    Args:
+        changes: whether each change is recommended, by name.
+        columns: the cells of each column, by its title. Those without a text are left out.
+        kept: titles of the columns that narrow pages show, too.
+
+    Returns:
+        heads   the titles, each with whether narrow pages leave the column out
+        rows    name, cells, and whether the change is recommended
+    """
+    filled = {title: cells for title, cells in columns.items() if any(cells)}
+    rows = zip(changes.items(), zip(*filled.values(), strict=True), strict=True)
+    return {
+        "heads": [(title, title not in kept) for title in filled],
+        "rows": [(name, cells, recommended) for (name, recommended), cells in rows],
+    }
 
 
 def sentence(text: str) -> str:
