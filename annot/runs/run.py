@@ -95,6 +95,17 @@ class Frames(ABC):
         chunks = as_json(self.view(by, **{"total": True, "draw": False} | options))
         write_file(path, (chunk.encode() for chunk in chunks), force=True)
 
+    def metrics(self, by: str = "layer", **options: Any) -> dict[str, float]:
+        """Return the numbers of a view by name, for ``wandb.log`` and ``mlflow.log_metrics``; times in ms, per step.
+
+        Args:
+            by: what a row is, as in `view`.
+            options: other arguments of `view`, such as ``depth=1`` for fewer metrics.
+        """
+        from annot.report.export.metrics import metrics
+
+        return metrics(self.view(by, **{"draw": False} | options))
+
     @abstractmethod
     def __repr__(self) -> str:
         """Return the answer: verdict, hottest rows and the best advice."""
