@@ -21,10 +21,10 @@ REAL = "kineto/cuspy_h100_bert_small"
 JSON = "kineto/tracelens_h100_bert_small_nnmodule.json.gz"
 """The run from which `tests/support/cuspy_traces.py` made the file above."""
 BASE = 1_795_000_000_000_000_000
-KERNEL, MEMSET = 1, 3
+KERNEL, MEMSET, ANNOTATION = 1, 3, 4
 NAMES = {1: "aten::mm", 2: "gemm", 3: "cudaGraphLaunch", 4: "step 1"}
 CATEGORIES = {1: "cpu_op", 2: "cuda_runtime", 3: "user_annotation"}
-STAGES = {KERNEL: "Kernel", MEMSET: "Memset", 4: "Annotation", 9: "Blit"}
+STAGES = {KERNEL: "Kernel", MEMSET: "Memset", ANNOTATION: "Annotation", 9: "Blit"}
 
 
 class Trace:
@@ -55,11 +55,13 @@ class Trace:
             event = self.packet(end).track_event
             event.type, event.track_uuid = 2, thread
 
-    def activity(self, start: int, length: int, stage: int = KERNEL, name: int = 2, **args: str) -> None:
+    def activity(
+        self, start: int, length: int, args: dict[str, str] | None = None, *, stage: int = KERNEL, name: int = 2
+    ) -> None:
         event = self.packet(start).gpu_render_stage_event
         event.duration, event.stage_iid, event.name_iid = length, stage, name
-        for key, value in args.items():
-            event.extra_data.add(name=key.replace("_", " ").encode(), value=value.encode())
+        for key, value in (args or {}).items():
+            event.extra_data.add(name=key.encode(), value=value.encode())
 
     def packet(self, at: int) -> Any:
         return self.message.packet.add(timestamp=BASE + at)
@@ -125,11 +127,10 @@ def test_annotations_of_graph_nodes_are_layers(tmp_path: Path) -> None:
     trace = Trace()
     trace.slices((0, 400), name=4, category=3)
     trace.slices((10, 20), name=3, category=2, correlation=5)
-    node = {"device_id": "0", "stream_id": "7", "correlation": "5", "graph_node_id": "3"}
-    trace.activity(100, 30, **node, **{"module_fqn": "layers.0.mlp"})
-    trace.message.packet[-1].gpu_render_stage_event.extra_data[-1].name = b"module_fqn"
-    trace.activity(130, 20, MEMSET, 0, **node, bytes="64")
-    trace.activity(99, 52, 4)
+    node = {"device id": "0", "stream id": "7", "correlation": "5", "graph node id": "3"}
+    trace.activity(100, 30, node | {"module_fqn": "layers.0.mlp"})
+    trace.activity(130, 20, node | {"bytes": "64"}, stage=MEMSET, name=0)
+    trace.activity(99, 52, stage=ANNOTATION)
     profile = load(trace.write(tmp_path))
     assert profile.copies.select("kind", "bytes", "stream").rows() == [("memset", 64, 7)]
     rows = by_layer(attribute(profile)).filter(pl.col("gpu_self_ns") > 0)

@@ -2,9 +2,9 @@
 
     python tests/support/cuspy_traces.py TRACE.json.gz OUT
 
-writes ``OUT.json.gz`` and ``OUT.pftrace.gz`` with PyTorch's own exporter, which needs no GPU. The events of the CPU stay
-as Kineto wrote them. The calls of the runtime and driver and the activities of the GPU become the columns that the
-backend collects from CUPTI. Requires PyTorch 2.14 or later, built for CUDA, and ``cupti-python``.
+writes ``OUT.json.gz`` and ``OUT.pftrace.gz`` with PyTorch's own exporter, which needs no GPU. The events of the CPU
+stay as Kineto wrote them. The calls of the runtime and driver and the activities of the GPU become the columns that
+the backend collects from CUPTI. Requires PyTorch 2.14 or later, built for CUDA, and ``cupti-python``.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import gzip
 import json
 import sys
 import tempfile
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-try:
-    from torch.profiler._cuspy import trace as exporter
-except ImportError:  # PyTorch 2.14
-    from torch.profiler._cupti import monitor_trace as exporter
+_NEW, _OLD = "torch.profiler._cuspy.trace", "torch.profiler._cupti.monitor_trace"  # PyTorch 2.15, 2.14
+exporter: Any = import_module(_NEW if find_spec("torch.profiler._cuspy") else _OLD)
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _APIS = {"cuda_runtime": exporter.Runtime_api_trace_cbid, "cuda_driver": exporter.Driver_api_trace_cbid}
 _DIRECTIONS = {name: number for number, name in exporter._MEMCPY_KIND_NAMES.items()}
 _MEMORIES = {name: number for number, name in exporter._MEMORY_KIND_NAMES.items()}
+_UNKNOWN = ("dynamic_shared_memory", "priority", "queued", "channel", "channel_type", "flags", "value", "memory_kind")
 
 Events = list[dict[str, Any]]
 
@@ -67,10 +68,9 @@ def _activities(events: Events, base: int) -> dict[str, Any]:
         "graph_id": zero,
         "graph_node_id": zero,
     }
-    unknown = ("dynamic_shared_memory", "priority", "queued", "channel", "channel_type", "flags", "value", "memory_kind")
     if events[0]["cat"] != "kernel":
         del columns["name"]
-    return columns | dict.fromkeys(unknown, zero)
+    return columns | dict.fromkeys(_UNKNOWN, zero)
 
 
 def _calls(events: Events, base: int, category: str) -> dict[str, Any]:

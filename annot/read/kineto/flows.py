@@ -249,6 +249,8 @@ _HIDDEN: Final = re.compile(r"<|(?:.*/site-packages/)?(?:torch|keras|tf_keras|te
 
 
 class StackArgs(msgspec.Struct):
+    """Arguments of a Python function."""
+
     python: int | None = msgspec.field(name="Python id", default=None)
     parent: int | None = msgspec.field(name="Python parent id", default=None)
 

@@ -144,16 +144,13 @@ class PftraceFile:
     def _ends(self) -> Iterator[tuple[int, int]]:
         """Return time and thread of the ends of all slices, and note the first time of the file as its base."""
         times, threads = array("Q"), array("Q")
-        base = None
         for packets in self._packets("Ends"):
             for packet in packets:
-                event = packet.track_event
-                if event.type == _END:
+                self._base = self._base or packet.timestamp
+                if packet.track_event.type == _END:
                     times.append(packet.timestamp)
-                    threads.append(event.track_uuid)
-                elif base is None:
-                    base = packet.timestamp or None
-        self._base = self.top["baseTimeNanoseconds"] = base or 0
+                    threads.append(packet.track_event.track_uuid)
+        self.top["baseTimeNanoseconds"] = self._base
         return zip(times, threads, strict=True)
 
     def _packets(self, message: str) -> Iterator[Any]:

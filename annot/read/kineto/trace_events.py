@@ -251,6 +251,7 @@ class FileBytes:
         self._ended = False
 
     def close(self) -> None:
+        """Close the file."""
         self._unpacked.close()
         self._file.close()
 
@@ -263,6 +264,7 @@ class FileBytes:
         return self._offset + self._position
 
     def skip(self, size: int) -> None:
+        """Move forward by `size` bytes of the last window."""
         self._position += size
 
     def window(self, size: int) -> bytes:
