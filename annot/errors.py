@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 
 
 class AnnotError(Exception):
@@ -26,6 +27,26 @@ class AnnotError(Exception):
 
 class EmptyProfileError(AnnotError):
     """A profile is readable and contains nothing."""
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Raise AnnotError for an OSError in the block, in which files are written.
+
+    Args:
+        path: the file or folder, for the message.
+
+    Example:
+        >>> with writing("run.sqlite"):
+        ...     raise FileExistsError(17, "File exists")
+        Traceback (most recent call last):
+            ...
+        annot.errors.AnnotError: run.sqlite cannot be written: File exists
+    """
+    try:
+        yield
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def warn(message: str, *, stacklevel: int = 1) -> None:

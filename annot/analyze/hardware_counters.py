@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities, over, sums_by_layer
@@ -31,58 +32,28 @@ from annot.analyze.peaks import (
 )
 from annot.attribution.attribute import Attribution
 from annot.attribution.nesting import KEY
+from annot.util.packaged_tables import packaged_table
 
 _SECTOR: Final = 32
 _SECTORS: Final = ("sectors", "transactions")
 """Words in the names of counters of sectors. Other counters of memory count bytes."""
 
-# The first counter that a kernel has wins. The names lack the suffix ``.sum``.
-_SUMS: Final = {
-    "instructions": ("smsp__inst_executed", "sm__inst_executed", "Executed Instructions", "inst_executed"),
-    "load_store": ("smsp__inst_executed_pipe_lsu", "sm__inst_executed_pipe_lsu", "ldst_executed"),
-    "l2_read_bytes": ("lts__t_sectors_op_read", "l2_read_transactions"),
-    "l2_write_bytes": ("lts__t_sectors_op_write", "l2_write_transactions"),
-    "dram_read_bytes": ("dram__bytes_read", "dram__sectors_read", "dram_read_bytes", "dram_read_transactions"),
-    "dram_write_bytes": ("dram__bytes_write", "dram__sectors_write", "dram_write_bytes", "dram_write_transactions"),
-    "dram_bytes": ("dram__bytes",),
-    **{f"count_{kind}": (f"flop_count_{kind}",) for kind in ("sp", "dp", "hp")},
-}
+
+class _Counters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``counters.toml``, which explains them."""
+
+    sums: dict[str, list[str]]
+    tensor: dict[str, list[str]]
+    means: dict[str, list[str]]
+
+
+_NAMES: Final = packaged_table("annot.analyze", "counters.toml", _Counters)
 _INSTRUCTIONS: Final = {
     f"{letter}{op}": tuple(f"{unit}__sass_thread_inst_executed_op_{letter}{op}_pred_on" for unit in ("smsp", "sm"))
     for letter in "fdh"
     for op in ("add", "mul", "fma")
 }
 """Counters of thread instructions by type (f, d, h: 32, 64 and 16 bits) and operation."""
-_TENSOR: Final = {
-    f"tensor_{types}": (f"sm__ops_path_tensor_src_{types}",)
-    for types in (
-        "bf16_dst_fp32",
-        "fp16_dst_fp16",
-        "fp16_dst_fp32",
-        "tf32_dst_fp32",
-        "fp64",
-        "fp8_dst_fp16",
-        "fp8_dst_fp32",
-        "fp4_fp6_fp8_dst_fp16",
-        "fp4_fp6_fp8_dst_fp32",
-    )
-}
-"""Counters of operations of Tensor Cores by types of inputs and results."""
-_MEANS: Final = {
-    "l1_throughput": (
-        "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
-        "l1tex__throughput.avg.pct_of_peak_sustained_active",
-        "L1/TEX Cache Throughput",
-    ),
-    "l1_hit_rate": ("l1tex__t_sector_hit_rate.pct", "L1/TEX Hit Rate", "tex_cache_hit_rate.avg", "tex_cache_hit_rate"),
-    "l2_throughput": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", "L2 Cache Throughput"),
-    "l2_hit_rate": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate", "l2_tex_hit_rate.avg", "l2_tex_hit_rate"),
-    "dram_throughput": (
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        "DRAM Throughput",
-    ),
-}
 _STALL: Final = (
     r"^(?:smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)_per_(?:issue|warp)_active\.(?:ratio|pct)"
     r"|smsp__pcsamp_warps_issue_stalled_(\w+)|stall_(\w+?)(?:\.avg)?)$"
@@ -133,15 +104,17 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     if kernels is None or kernels.is_empty():
         return None
     weight = pl.col("gpu_ns").clip(1)
-    weighted = [(pl.col(name) * weight).alias(name) for name in _MEANS]
-    weights = [pl.when(pl.col(name).is_not_null()).then(weight).otherwise(0).alias(f"{name}_ns") for name in _MEANS]
+    weighted = [(pl.col(name) * weight).alias(name) for name in _NAMES.means]
+    weights = [
+        pl.when(pl.col(name).is_not_null()).then(weight).otherwise(0).alias(f"{name}_ns") for name in _NAMES.means
+    ]
     counts = ["instructions", "load_store", *(f"{name}_bytes" for name in _READS)]
     timed = [pl.when(pl.col(name).is_not_null()).then("gpu_ns").otherwise(0).alias(f"{name}_ns") for name in counts]
     counted = pl.when(pl.col("load_store").is_not_null()).then("instructions").otherwise(0).alias("of_load_store")
     sums = sums_by_layer(attribution, kernels.select("node", *weighted, *weights, *counts, *timed, counted))
     rows = sums.select(
         *KEY,
-        *(over(name, f"{name}_ns").alias(name) for name in _MEANS),
+        *(over(name, f"{name}_ns").alias(name) for name in _NAMES.means),
         pl.when(pl.col("instructions_ns") > 0).then("instructions").cast(pl.Int64).alias("instructions"),
         over("load_store", "of_load_store").alias("load_store_share"),
         *((over(f"{name}_bytes", f"{name}_bytes_ns") * 1e9).alias(f"{name}_bytes_per_s") for name in _READS),
@@ -159,7 +132,7 @@ def measured_work(attribution: Attribution) -> pl.DataFrame:
     kernels = _kernel_counters(attribution)
     if kernels is None:
         return pl.DataFrame(schema=empty)
-    counts = [*_INSTRUCTIONS, *_TENSOR, "count_sp", "count_dp", "count_hp"]
+    counts = [*_INSTRUCTIONS, *_NAMES.tensor, "count_sp", "count_dp", "count_hp"]
     double = [name for name in counts if name[0] == "d" or name in ("count_dp", "tensor_fp64")]
     rows = kernels.select(
         "name",
@@ -186,7 +159,7 @@ def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
     scale = letter.replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
     name = pl.col("name").str.replace(_PREFIX, "").str.strip_suffix(".sum")
     named = metrics.with_columns(name, pl.col("value") * scale)
-    quantities = _SUMS | _INSTRUCTIONS | _TENSOR | _MEANS
+    quantities = {**_NAMES.sums, **_INSTRUCTIONS, **_NAMES.tensor, **_NAMES.means}
     rows = [
         (name, quantity, rank, _factor(quantity, name))
         for quantity, names in quantities.items()

@@ -20,7 +20,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from importlib.resources import files
 from typing import Final
 
 import msgspec
@@ -30,6 +29,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_tables import by_layer
 from annot.attribution.nesting import KEY
+from annot.util.packaged_tables import packaged_table
 
 MATRIX: Final = ("gemm", "convolution", "attention")
 """Kinds of kernels that multiply matrices."""
@@ -59,10 +59,7 @@ class _Patterns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def patterns() -> _Patterns:
     """Return the patterns of names. To compile them takes longer than a report without kernels."""
-    file = (files("annot.analyze") / "kernel_names.toml").read_bytes()
-    return msgspec.toml.decode(
-        file, type=_Patterns, dec_hook=lambda _, alternatives: re.compile("|".join(alternatives))
-    )
+    return packaged_table("annot.analyze", "kernel_names.toml", _Patterns, lambda names: re.compile("|".join(names)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -46,6 +45,8 @@ from msgspec import Meta
 
 from annot.errors import AnnotError
 from annot.util.data_folder import data_folder
+from annot.util.json_files import DAMAGED
+from annot.util.packaged_tables import packaged_table
 
 _BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
 _OF_CPU: Final = re.compile(r"\((?:R|TM|C)\)|\b(?:CPU|Processor|\d+-Core)\b|@.*|\bwith Radeon.*", re.IGNORECASE)
@@ -132,8 +133,7 @@ class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def tables() -> _Tables:
     """Return the tables of devices."""
-    file = (files("annot.analyze") / "peaks.toml").read_bytes()
-    return msgspec.toml.decode(file, type=_Tables, dec_hook=lambda _, pattern: re.compile(pattern))
+    return packaged_table("annot.analyze", "peaks.toml", _Tables, re.compile)
 
 
 def rates_of(device: Mapping[str, Any]) -> Mapping[str, int] | None:
@@ -348,10 +348,6 @@ class Calibration(msgspec.Struct, frozen=True):
         source = f"{origin} on {self.measured}{f' with PyTorch {torch}' if torch else ''}"
         return Peaks(device_text(self.device, self.threads), self.flops, self.bandwidth, source)
 
-    def as_bytes(self) -> bytes:
-        """Return the contents of the file."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -388,7 +384,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
         return msgspec.json.decode(content[:_LARGEST], type=Calibration)
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise AnnotError(f"{path} is not a file of annot calibrate, or damaged: {error}") from None
 
 

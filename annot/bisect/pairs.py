@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ import polars as pl
 from annot.analyze.comparison.digest import Digest, as_row, digest, from_row
 from annot.bisect.repository import Commit, Repository, Worktree
 from annot.collect.alternate import Command, RunFailedError, alternate
-from annot.collect.logged_run import last_line
+from annot.collect.logged_run import last_line, run_logged
 from annot.collect.parts_folder import LOCK
-from annot.collect.run import shell_status
 from annot.errors import AnnotError
 from annot.runs.run import Run
 from annot.util.locked_folder import locked
@@ -134,13 +132,9 @@ class Pairs:
 
 def _set_up(setup: str, command: Command, log: Path) -> None:
     """Prepare a worktree, with the output in a log file. Raise AnnotError if that fails."""
-    words, environment = ["sh", "-c", setup], {**os.environ, **command.environment}
-    with log.open("wb") as file:
-        status = subprocess.call(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, cwd=command.folder
-        )
+    status = run_logged(["sh", "-c", setup], {**os.environ, **command.environment}, log, folder=command.folder)
     if status:
-        raise AnnotError(f"--setup ended with status {shell_status(status)}: {last_line(log)}")
+        raise AnnotError(f"--setup ended with status {status}: {last_line(log)}")
 
 
 @contextmanager

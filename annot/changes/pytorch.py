@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_SETTING, Facts
+from annot.analyze.advice.facts import Facts
 from annot.analyze.advice.kernels import fits_a_graph, multiplies_bfloat16, outside_matrix_units
 from annot.analyze.advice.loop import workers_needed
 from annot.attribution.layer_tables import LAYER_PHASES
-from annot.changes.change import Change, Numbers
-from annot.changes.numbers import IN_BFLOAT16, IN_TEN_BITS, REORDERED
+from annot.changes.change import built_in, waits_for_data
 from annot.labels.layer_path import containers
 from annot.labels.tag import parse
 
@@ -126,13 +124,9 @@ def _has_argument(facts: Facts, argument: str, classes: set[str]) -> str:
     return "" if optimizers & classes else f"{' and '.join(sorted(optimizers))} has no argument {argument}"
 
 
-def _waits_for_data(facts: Facts) -> str:
-    return "" if facts.shares["data"] >= LEAST_SETTING else "the steps do not wait for data"
-
-
 def _workers(facts: Facts) -> str:
     count = facts.loader.workers
-    if (reason := _waits_for_data(facts)) or count is None:
+    if (reason := waits_for_data(facts)) or count is None:
         return reason
     return "" if workers_needed(facts, facts.shares["data"]) > count else f"{count} worker processes load the data"
 
@@ -146,7 +140,7 @@ def _pinned(facts: Facts) -> str:
 def _persistent(facts: Facts) -> str:
     if facts.loader.workers == 0:
         return "the DataLoader has no worker processes"
-    return "the worker processes live on already" if facts.loader.persistent else _waits_for_data(facts)
+    return "the worker processes live on already" if facts.loader.persistent else waits_for_data(facts)
 
 
 def _threads(facts: Facts) -> str:
@@ -180,119 +174,28 @@ def _cuda_graphs(facts: Facts) -> str:
     return "" if fits_a_graph(facts) else "the steps do not launch the same short kernels"
 
 
-_GROUPS: Final = {
-    "compile": ("compile", "compile-blocks", "compile-reduce-overhead", "compile-max-autotune", "cuda-graphs"),
-    "dtype": ("bf16", "fp16"),
-    "optimizer": ("fused", "foreach"),
-    "attention": ("sdpa-flash", "sdpa-efficient", "sdpa-math"),
-}
-"""Changes that exclude each other."""
-
-
-def _change(
-    name: str,
-    title: str,
-    fits: Callable[[Facts], str],
-    code: str,
-    numbers: Numbers = "rounding",
-    tolerance: float = REORDERED,
-    other_random: str = "",
-) -> Change:
-    return Change(
-        name=name,
-        title=title,
-        framework="torch",
-        live=f"annot.live.torch_changes:{name.replace('-', '_')}{'_' * (name == 'compile')}",
-        numbers=numbers,
-        tolerance=tolerance if numbers == "rounding" else 0.0,
-        code=code,
-        fits=fits,
-        other_random=other_random,
-        group=next((group for group, names in _GROUPS.items() if name in names), ""),
-    )
-
-
-_SDPA: Final = "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{}):\n    loss = step(x, y)"
-_AUTOCAST: Final = (
-    'with torch.autocast(device_type, dtype=torch.bfloat16):      # "cuda" or "cpu"\n    loss = loss_of(x, y)'
-)
-_SCALED: Final = """\
-scaler = torch.amp.GradScaler(device_type)      # "cuda" or "cpu"
-with torch.autocast(device_type, dtype=torch.float16):
-    loss = loss_of(x, y)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()"""
-
-CHANGES: Final = (
-    _change("compile", "compiled model", _compile, "model = torch.compile(model)"),
-    _change(
-        "compile-blocks",
-        "compiled blocks",
-        _compile_blocks,
-        "for block in model.blocks:      # layers of one class: compiled once\n    block.compile()",
-    ),
-    _change(
-        "compile-reduce-overhead",
-        "compiled model in CUDA graphs",
-        _compile_with_graphs,
-        'model = torch.compile(model, mode="reduce-overhead")',
-    ),
-    _change(
-        "compile-max-autotune",
-        "compiled model, tuned kernels",
-        _max_autotune,
-        'model = torch.compile(model, mode="max-autotune")',
-    ),
-    _change("bf16", "autocast to bfloat16", partial(_half, dtype="bfloat16"), _AUTOCAST, tolerance=IN_BFLOAT16),
-    _change("fp16", "autocast to float16", partial(_half, dtype="float16"), _SCALED, tolerance=IN_TEN_BITS),
-    _change(
-        "tf32",
-        "TF32 matrix multiplications",
-        _tf32,
-        'torch.set_float32_matmul_precision("high")',
-        tolerance=IN_TEN_BITS,
-    ),
-    _change(
-        "channels-last",
-        "channels-last memory format",
-        _channels_last,
-        "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
-    ),
-    _change("fused", "fused optimizer", _fused, "torch.optim.AdamW(model.parameters(), ..., fused=True)"),
-    _change("foreach", "foreach optimizer", _foreach, "torch.optim.AdamW(model.parameters(), ..., foreach=True)"),
-    _change("cudnn-benchmark", "benchmarked convolutions", _cudnn_benchmark, "torch.backends.cudnn.benchmark = True"),
-    _change(
-        "workers",
-        "loader workers",
-        _workers,
-        "DataLoader(dataset, ..., num_workers=len(os.sched_getaffinity(0)), persistent_workers=True)",
-        "same bits",
-        other_random="worker processes draw other random numbers than the main process",
-    ),
-    _change("pinned", "pinned memory", _pinned, "DataLoader(dataset, ..., pin_memory=True)", "same bits"),
-    _change(
-        "persistent",
-        "persistent workers",
-        _persistent,
-        "DataLoader(dataset, ..., num_workers=2, persistent_workers=True)",
-        "same bits",
-    ),
-    _change("threads", "a thread per core", _threads, "torch.set_num_threads(len(os.sched_getaffinity(0)))"),
-    _change("sdpa-flash", "flash attention", partial(_attention, backend="flash"), _SDPA.format("FLASH_ATTENTION")),
-    _change(
-        "sdpa-efficient",
-        "memory-efficient attention",
-        partial(_attention, backend="efficient"),
-        _SDPA.format("EFFICIENT_ATTENTION"),
-    ),
-    _change("sdpa-math", "attention in operations", partial(_attention, backend="math"), _SDPA.format("MATH")),
-    _change("set-to-none", "no zeroed gradients", _set_to_none, "optimizer.zero_grad(set_to_none=True)", "same bits"),
-    _change(
-        "cuda-graphs",
-        "model in CUDA graphs",
-        _cuda_graphs,
-        "model = torch.cuda.make_graphed_callables(model, (x,))",
-        "same bits",
-    ),
+CHANGES: Final = built_in(
+    "torch",
+    {
+        "compile": _compile,
+        "compile-blocks": _compile_blocks,
+        "compile-reduce-overhead": _compile_with_graphs,
+        "compile-max-autotune": _max_autotune,
+        "bf16": partial(_half, dtype="bfloat16"),
+        "fp16": partial(_half, dtype="float16"),
+        "tf32": _tf32,
+        "channels-last": _channels_last,
+        "fused": _fused,
+        "foreach": _foreach,
+        "cudnn-benchmark": _cudnn_benchmark,
+        "workers": _workers,
+        "pinned": _pinned,
+        "persistent": _persistent,
+        "threads": _threads,
+        "sdpa-flash": partial(_attention, backend="flash"),
+        "sdpa-efficient": partial(_attention, backend="efficient"),
+        "sdpa-math": partial(_attention, backend="math"),
+        "set-to-none": _set_to_none,
+        "cuda-graphs": _cuda_graphs,
+    },
 )

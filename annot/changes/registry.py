@@ -29,12 +29,10 @@ class Candidate:
         change: the change.
         bound: upper bound of the step time that it saves, 0 to 1, by the rules of advice that propose it; None: no rule
             proposes it.
-        rule: name of the rule that promises most; empty: no rule proposes it.
     """
 
     change: Change
     bound: float | None
-    rule: str
 
 
 @cache
@@ -106,6 +104,5 @@ def fitting(facts: Facts, advice: Sequence[Advice]) -> list[Candidate]:
     for change in all_changes().values():
         if change.framework == framework and not change.fits(facts):
             rows = [row for row in advice if change.name in row.changes]
-            rule = max(rows, key=lambda row: row.saves).rule if rows else ""
-            candidates.append(Candidate(change, _bound(rows) if rows else None, rule))
+            candidates.append(Candidate(change, _bound(rows) if rows else None))
     return sorted(candidates, key=lambda candidate: math.inf if candidate.bound is None else -candidate.bound)

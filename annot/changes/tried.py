@@ -16,10 +16,10 @@ import msgspec
 
 from annot.analyze.advice.facts import Facts
 from annot.analyze.peaks import cpu_name, gpu_name
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.util.data_folder import data_folder
+from annot.util.json_files import read_json, write_json
 from annot.util.program import Program
-from annot.util.whole_files import write_file
 
 Outcome: TypeAlias = Literal["faster", "undecided", "same speed", "slower", "other training", "unsteady", "failed"]
 """faster: worth applying; undecided: the interval is too wide; other training: losses or parameters differ; unsteady:
@@ -109,11 +109,9 @@ def keep(program: Program, tried: Iterable[Tried]) -> Path | None:
         rows[row.change, row.device] = row
     facts = program.facts()
     content = _File(command=facts["command"], folder=facts["folder"], tried=[*rows.values()][-_MOST:])
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnnotError(f"{path.parent} cannot be written: {error.strerror}") from None
-    write_file(path, [msgspec.json.format(msgspec.json.encode(content), indent=2), b"\n"], force=True)
+    write_json(path, content)
     return path
 
 
@@ -144,9 +142,5 @@ def _file_of(program: Program) -> Path | None:
 
 def _read(path: Path) -> Sequence[Tried]:
     """Return the contents of a file; none if it is absent or damaged."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
-        return msgspec.json.decode(content[:_LARGEST], type=_File).tried
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
+    content = read_json(path, _File, _LARGEST)
+    return [] if content is None else content.tried

@@ -3,6 +3,13 @@
 A baseline is a small Parquet file with what a comparison needs of each run, so that the profiles can be deleted. The
 store is a folder or a URL for fsspec, such as s3://bucket/baselines. Several runs of the same code, saved together or
 with --append, show how much runs differ without a change; this is the noise floor of the comparison.
+
+examples:
+  annot baseline save main run1.sqlite run2.sqlite run3.sqlite
+  annot baseline save nightly run.sqlite --append
+  annot baseline list --store s3://bucket/baselines
+  annot baseline show main --format json
+  annot baseline rm main
 """
 
 from __future__ import annotations
@@ -19,19 +26,9 @@ if TYPE_CHECKING:
 
     from annot.report.terminal.records import Records
 
-_EXAMPLES = """\
-examples:
-  annot baseline save main run1.sqlite run2.sqlite run3.sqlite
-  annot baseline save nightly run.sqlite --append
-  annot baseline list --store s3://bucket/baselines
-  annot baseline show main --format json
-  annot baseline rm main
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot baseline`."""
-    parser.epilog = _EXAMPLES
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
     def added(name: str, summary: str) -> argparse.ArgumentParser:

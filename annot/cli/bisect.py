@@ -13,6 +13,13 @@ from the checkout, the same code for all commits: install it with --setup, or ad
 
 After Ctrl-C or a kill, the same command continues with the runs that are measured. The exit status is 5 if no commit is
 found: bad is not slower, skipped commits remain, or the change is too small for the runs.
+
+examples:
+  annot bisect --good v1.2 --bad HEAD -- python train.py --steps 50
+  annot bisect --good HEAD~30 --bad HEAD --layers --setup 'pip install -q .' -- python bench.py
+  annot bisect --good v1.2 --bad main --setup 'git submodule update --init' -- python train.py
+  annot bisect --good v1.2 --bad main --setup 'ln -s "$ANNOT_BISECT_TOP/data" data' -- python train.py
+  annot bisect --good v1.2 --bad main --by-layer encoder.layers.3 --repeat 8 -- python train.py
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from annot.cli.output import UsageError, number_type, say, whole_number
+from annot.cli.output import add_command_argument, command_of, number_type, say, whole_number
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.causes import Cause
@@ -34,14 +41,6 @@ if TYPE_CHECKING:
     from annot.bisect.search import Answer, Question
     from annot.bisect.target import Target
 
-_EXAMPLES = """\
-examples:
-  annot bisect --good v1.2 --bad HEAD -- python train.py --steps 50
-  annot bisect --good HEAD~30 --bad HEAD --layers --setup 'pip install -q .' -- python bench.py
-  annot bisect --good v1.2 --bad main --setup 'git submodule update --init' -- python train.py
-  annot bisect --good v1.2 --bad main --setup 'ln -s "$ANNOT_BISECT_TOP/data" data' -- python train.py
-  annot bisect --good v1.2 --bad main --by-layer encoder.layers.3 --repeat 8 -- python train.py
-"""
 _UNDECIDED = 5
 
 
@@ -49,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot bisect`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot bisect --good REV --bad REV [options] -- COMMAND ..."
     parser.add_argument("--good", required=True, metavar="REV", help="a fast commit, an ancestor of the bad one")
     parser.add_argument("--bad", default="HEAD", metavar="REV", help="a slow commit; default: HEAD")
@@ -90,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format; default: text")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+    add_command_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.bisect.search import Question, Search
     from annot.collect.logged_run import terminable
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError("COMMAND is missing: annot bisect --good REV --bad REV -- python train.py")
+    command = command_of(args, "annot bisect --good REV --bad REV -- python train.py")
     for name in os.environ.keys() - plain_environment().keys():  # of git; the commands of the user may run git, too
         del os.environ[name]
     here = Path.cwd()

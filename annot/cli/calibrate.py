@@ -7,6 +7,11 @@ data folder ($XDG_DATA_HOME or ~/.local/share), in a file per device. A CPU has 
 Reports of profiles of this device then use these peaks instead of those of the data sheet, which no program reaches,
 and say so. For profiles of another machine, write a file there with -o, and use it with --peaks FILE, or copy it into
 the folder annot/peaks.
+
+examples:
+  annot calibrate
+  annot calibrate --device cpu --threads 4
+  annot calibrate -o mi300x.json      # for `annot roofline PROFILE --peaks mi300x.json` elsewhere
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from annot.cli import output
 from annot.errors import AnnotError
-from annot.util.whole_files import write_file
+from annot.util.json_files import write_json
 
 if TYPE_CHECKING:
     from annot.analyze.peaks import Calibration
@@ -32,17 +37,10 @@ if TYPE_CHECKING:
 
 _BUSY = 0.5
 """Load per core from which other programs disturb the measurement."""
-_EXAMPLES = """\
-examples:
-  annot calibrate
-  annot calibrate --device cpu --threads 4
-  annot calibrate -o mi300x.json      # for `annot roofline PROFILE --peaks mi300x.json` elsewhere
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot calibrate`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "--device", metavar="DEVICE", help="cpu, cuda (also AMD GPUs) or cuda:N; default: the GPU, else the CPU"
     )
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or _file_of(device)
     with _alone_in(path.resolve().parent, make=args.output is None):
         calibration = _calibration(device)
-        write_file(path, [calibration.as_bytes()], force=True)
+        write_json(path, calibration)
     _print(calibration, path)
     return 0
 

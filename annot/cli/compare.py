@@ -17,6 +17,14 @@ times as long as removed rows. It is 5 if a time is longer and more runs are nee
 
 Runs that differ in device, layers, shapes, dtypes or profiler are compared with a note. With --fail-above, the exit
 status is then 4. With --force, such runs are compared anyway.
+
+examples:
+  annot compare before.sqlite after.sqlite
+  annot compare eager.sqlite compiled.sqlite --by kind
+  annot compare before.sqlite after.sqlite --format html -o comparison.html
+  annot compare --runs main1.sqlite main2.sqlite main3.sqlite -- new1.sqlite new2.sqlite new3.sqlite
+  annot compare --repeat 5 --layers -- python train.py -- python train.py --compile
+  annot compare --baseline main run.sqlite --fail-above 1.05 --format json -o comparison.json
 """
 
 from __future__ import annotations
@@ -37,15 +45,6 @@ if TYPE_CHECKING:
     from annot.analyze.comparison.gate import Decision
     from annot.report.terminal.compare import ComparisonTable
 
-_EXAMPLES = """\
-examples:
-  annot compare before.sqlite after.sqlite
-  annot compare eager.sqlite compiled.sqlite --by kind
-  annot compare before.sqlite after.sqlite --format html -o comparison.html
-  annot compare --runs main1.sqlite main2.sqlite main3.sqlite -- new1.sqlite new2.sqlite new3.sqlite
-  annot compare --repeat 5 --layers -- python train.py -- python train.py --compile
-  annot compare --baseline main run.sqlite --fail-above 1.05 --format json -o comparison.json
-"""
 _STATUS: Final = {"same": 0, "slower": 3, "incomparable": 4, "undecided": 5}
 _VERDICTS: Final = {
     "slower": "B is slower:",
@@ -59,7 +58,6 @@ _TABLE_OPTIONS = ("expand", "top", "min_share")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot compare`."""
-    parser.epilog = _EXAMPLES
     add_side_arguments(parser)
     parser.add_argument(
         "--by",

@@ -1,6 +1,11 @@
 """Print a script that completes the commands and options of annot in a shell.
 
 The package shtab makes the script: pip install 'annot[completion]'.
+
+examples:
+  annot completion bash > ~/.local/share/bash-completion/completions/annot
+  annot completion zsh > ~/.zfunc/_annot
+  annot completion tcsh > ~/.annot.completion.csh
 """
 
 from __future__ import annotations
@@ -9,19 +14,12 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, Final
 
-_EXAMPLES: Final = """\
-examples:
-  annot completion bash > ~/.local/share/bash-completion/completions/annot
-  annot completion zsh > ~/.zfunc/_annot
-  annot completion tcsh > ~/.annot.completion.csh
-"""
 _FILES: Final = ("PROFILE", "A", "B", "RUN", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND", "FILE")
 """Arguments that are files, by metavar."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot completion`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell that runs the script")
 
 

@@ -4,6 +4,11 @@ The checks cover environment variables, annot's C extensions, the nvtx package, 
 GPU driver, the CUDA versions of the frameworks, permissions for counters, containers and WSL. A self-test records
 three ranges as annot run does. "problem" means that ranges or kernels are lost, "note" that they may be. The line with
 an arrow is the command that fixes it. The exit status is 0 without problems, else 1.
+
+examples:
+  annot doctor
+  annot doctor --collector nsys
+  annot doctor --format json
 """
 
 from __future__ import annotations
@@ -16,12 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from annot.doctor.finding import Check
 
-_EXAMPLES = """\
-examples:
-  annot doctor
-  annot doctor --collector nsys
-  annot doctor --format json
-"""
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot doctor`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument(
         "--collector",

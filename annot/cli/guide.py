@@ -2,6 +2,11 @@
 
 The guide is installed with annot. On a terminal, a chapter is formatted and shown in a pager if it is longer than the
 screen. In a pipe or file, the output is the Markdown source.
+
+examples:
+  annot guide
+  annot guide attribution
+  annot guide schemas > schemas.md
 """
 
 from __future__ import annotations
@@ -28,17 +33,10 @@ CHAPTERS: Final = {
     "safeguards": "what can happen in a program that annot observes, where annot handles it, and its tests",
     "extending": "how to add a reader, a view, an advice rule or the formula of a layer",
 }
-_EXAMPLES: Final = """\
-examples:
-  annot guide
-  annot guide attribution
-  annot guide schemas > schemas.md
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot guide`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument("name", nargs="?", choices=tuple(CHAPTERS), metavar="NAME", help=", ".join(CHAPTERS))
 
 

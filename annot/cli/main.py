@@ -1,4 +1,37 @@
-"""Command line parser of `annot`. The module of a command is imported when the command is used."""
+"""Profile deep-learning models and attribute the time to layers, forward and backward.
+
+examples:
+  annot run -- python train.py                            profile a script, then print its layers
+  annot annot1.sqlite --by kernel                         print the same profile by kernel
+  annot annot1.sqlite --columns roofline                  print what bounds each layer
+  annot annot1.sqlite -o page.html                        write an interactive page
+  annot annot1.sqlite --format json                       print JSON for other programs
+  annot doctor                                            find causes of missing ranges
+  annot guide attribution                                 read how time is attributed to layers
+
+exit status:
+  0    success
+  1    error, with one line on standard error
+  2    wrong usage
+  3    annot compare --fail-above: slower
+  4    annot compare --fail-above: not comparable
+  5    annot compare --fail-above: more runs are needed to decide; annot bisect: no commit is named; annot try: no
+       change is faster
+  130  Ctrl-C
+  annot run returns the exit status of its command.
+
+environment:
+  ANNOT_DISABLE, NVTX_DISABLE    1: disable all ranges
+  ANNOT_ENABLE                   1: emit ranges even without a profiler
+  ANNOT_DISABLE_NATIVE           1: use the Python fallback instead of the C extensions, except for the recorder
+  ANNOT_NSYS, ANNOT_NCU          paths of nsys and ncu
+  ANNOT_BASELINES                folder or URL of the baselines
+
+annot COMMAND --help shows the options of a command.
+"""
+
+# The docstring of this module and those of the modules of commands are their help. The module of a command is imported
+# when the command is used.
 
 from __future__ import annotations
 
@@ -40,36 +73,6 @@ _OPTIONAL: Final = {
     "shtab": "'annot[completion]'",
 }
 """Modules that only some commands need, and their packages."""
-_EXAMPLES: Final = """\
-examples:
-  annot run -- python train.py                            profile a script, then print its layers
-  annot annot1.sqlite --by kernel                         print the same profile by kernel
-  annot annot1.sqlite --columns roofline                  print what bounds each layer
-  annot annot1.sqlite -o page.html                        write an interactive page
-  annot annot1.sqlite --format json                       print JSON for other programs
-  annot doctor                                            find causes of missing ranges
-  annot guide attribution                                 read how time is attributed to layers
-
-exit status:
-  0    success
-  1    error, with one line on standard error
-  2    wrong usage
-  3    annot compare --fail-above: slower
-  4    annot compare --fail-above: not comparable
-  5    annot compare --fail-above: more runs are needed to decide; annot bisect: no commit is named; annot try: no
-       change is faster
-  130  Ctrl-C
-  annot run returns the exit status of its command.
-
-environment:
-  ANNOT_DISABLE, NVTX_DISABLE    1: disable all ranges
-  ANNOT_ENABLE                   1: emit ranges even without a profiler
-  ANNOT_DISABLE_NATIVE           1: use the Python fallback instead of the C extensions, except for the recorder
-  ANNOT_NSYS, ANNOT_NCU          paths of nsys and ncu
-  ANNOT_BASELINES                folder or URL of the baselines
-
-annot COMMAND --help shows the options of a command.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,10 +186,11 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(*commands: str | None) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the options of some commands: only their modules are imported."""
+    description, epilog = _help_of(__doc__)
     parser = _Parser(
         prog="annot",
-        description="Profile deep-learning models and attribute the time to layers, forward and backward.",
-        epilog=_EXAMPLES,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -197,9 +201,15 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
         )
         if name in commands:
             module = _module(name)
-            verb.description = module.__doc__
+            verb.description, verb.epilog = _help_of(module.__doc__)
             module.add_arguments(verb)
     return parser
+
+
+def _help_of(docstring: str | None) -> tuple[str, str]:
+    """Return the text before the options and that after them, from the examples on; empty under ``python -OO``."""
+    description, examples, rest = (docstring or "").partition("\nexamples:\n")
+    return description, f"{examples}{rest}"
 
 
 class _Version(argparse.Action):

@@ -99,6 +99,19 @@ def add_peaks_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_command_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the command to run, which takes all words that follow."""
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+
+
+def command_of(args: argparse.Namespace, example: str) -> list[str]:
+    """Return the command to run, or raise `UsageError` with an example if it is missing."""
+    command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError(f"COMMAND is missing: {example}")
+    return command
+
+
 def settle_format(args: argparse.Namespace) -> None:
     """Set the format from the suffix of OUT, if --format is not given.
 

@@ -28,33 +28,7 @@ OUT ends in .gz.
 layer ran on which stream, with the findings for the layer.
 
 `annot PROFILE` is short for `annot report PROFILE`.
-"""
 
-from __future__ import annotations
-
-import argparse
-import os
-import sys
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from annot.cli import output
-from annot.cli.progress import progress
-from annot.errors import AnnotError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from annot.report.table import Options, Table
-    from annot.report.terminal.ranks import RanksTable
-    from annot.report.views import View
-    from annot.runs.gather import Ranks
-    from annot.runs.run import Run
-
-_EXPORTS = ("trace", "tensorboard", "nsys-rep")
-"""Formats of files for other tools."""
-_EXAMPLES = """\
 examples:
   annot run.sqlite
   annot run.sqlite --all
@@ -73,10 +47,34 @@ examples:
   annot 'run_rank*.sqlite' --rank 3 --by advice
 """
 
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from annot.cli import output
+from annot.cli.progress import progress
+from annot.errors import AnnotError, writing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from annot.report.table import Options, Table
+    from annot.report.terminal.ranks import RanksTable
+    from annot.report.views import View
+    from annot.runs.gather import Ranks
+    from annot.runs.run import Run
+
+_EXPORTS = ("trace", "tensorboard", "nsys-rep")
+"""Formats of files for other tools."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot report`."""
-    parser.epilog = _EXAMPLES
     parser.usage = "annot [report] [--by ROW] [--columns WHAT] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
     # The values are literals here, because importing annot.report loads polars, which is slow.
@@ -269,7 +267,7 @@ def _export(run: Run, args: argparse.Namespace) -> None:
     if report is not None and args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
         raise AnnotError(f"{args.output} is the input: use another name with -o")
     attribution = run.attribution_with_calls
-    try:
+    with writing(args.output):
         if report is not None:
             enrich(attribution, report, args.output)
         else:
@@ -278,8 +276,6 @@ def _export(run: Run, args: argparse.Namespace) -> None:
             else:
                 from annot.report.export.tensorboard import write_tensorboard as write
             write(attribution, run.path, args.output, force=args.force)
-    except OSError as error:
-        raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
 
 
 def _report(args: argparse.Namespace) -> Table | RanksTable:

@@ -9,6 +9,12 @@ Systems or the data sheet. --peaks FILE uses the file of `annot calibrate -o` of
 --peak-bandwidth set them. The output names their source. Kernels need counters of Nsight Compute.
 
 If the profile has steps, the table of layers shows the mean of a step without warm-up. Files contain sums.
+
+examples:
+  annot roofline run.sqlite
+  annot roofline counters.ncu-rep --by kernel
+  annot roofline run.sqlite --peak-flops 19.5T --peak-bandwidth 1.55T
+  annot roofline run.json.gz --peaks mi300x.json
 """
 
 from __future__ import annotations
@@ -20,19 +26,11 @@ from typing import Final
 
 from annot.cli import output
 
-_EXAMPLES = """\
-examples:
-  annot roofline run.sqlite
-  annot roofline counters.ncu-rep --by kernel
-  annot roofline run.sqlite --peak-flops 19.5T --peak-bandwidth 1.55T
-  annot roofline run.json.gz --peaks mi300x.json
-"""
 _PREFIXES: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot roofline`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument("profile", metavar="PROFILE", help="profile to read")
     parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="row of the table; default: layer")
     peaks = parser.add_argument_group("peaks")

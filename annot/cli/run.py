@@ -4,6 +4,14 @@ Arguments, streams and signals of the command are unchanged. annot run returns t
 its profile cannot be written: 128+n after signal n, 127 if the command is not found, 126 if it is not executable. A
 command that records nothing leaves no profile. The report goes to standard output on a terminal, else to standard
 error, so that the output of the command can be piped.
+
+examples:
+  annot run -- python train.py
+  annot run --layers -- python train.py                  # ranges of all layers, without changes to the script
+  annot run -o run.sqlite --force -- python train.py --epochs 1
+  annot run --collector recorder -- python -m package.train
+  annot run --collector torch -o trace.json.gz -- python train.py
+  annot run -- torchrun --nproc-per-node 2 train.py
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import console_for, drop_output, say
+from annot.cli.output import add_command_argument, command_of, console_for, drop_output, say
 from annot.errors import AnnotError
 from annot.util.installed_tools import has_gpu_driver
 
@@ -23,22 +31,11 @@ if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
     from annot.collect.run import Collected
 
-_EXAMPLES = """\
-examples:
-  annot run -- python train.py
-  annot run --layers -- python train.py                  # ranges of all layers, without changes to the script
-  annot run -o run.sqlite --force -- python train.py --epochs 1
-  annot run --collector recorder -- python -m package.train
-  annot run --collector torch -o trace.json.gz -- python train.py
-  annot run -- torchrun --nproc-per-node 2 train.py
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot run`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot run [-o OUT] [--collector NAME] [--layers] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o",
@@ -65,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     force = "replace an existing OUT, and OUT.parts of a killed run"
     parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--no-report", action="store_true", help="do not print the report at the end")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+    add_command_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.collect.collectors import choose, collect
     from annot.collect.run import CommandError
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        say("error: COMMAND is missing: annot run -- python train.py")
-        return 2
+    command = command_of(args, "annot run -- python train.py")
     collector = choose(args.collector)
     try:
         outcome = collect(command, collector, out=args.output, force=args.force, layers=args.layers, say=_try_to_say)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import output
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.digest import Digest
@@ -201,11 +201,9 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     from annot.collect.alternate import RunFailedError
 
     if keep is not None:
-        try:
+        with writing(keep):
             if keep.exists() and any(keep.iterdir()):
                 raise AnnotError(f"{keep} is not empty: use the name of a new folder with --keep")
-        except OSError as error:
-            raise AnnotError(f"{keep} cannot be written: {error.strerror}") from None
         yield keep
         output.say(f"the profiles are in {keep}")
         return

@@ -25,6 +25,12 @@ lacks its parameter.
 Finished runs are not repeated. After an interruption, or with more values in the grid, only the missing runs are run.
 A failed run is recorded in the table, and the other runs continue. OUT contains table.parquet with a row per run, layer
 and phase, the charts as SVG, and runs/ with the profile and the output of each run.
+
+examples:
+  annot sweep sweep.toml --dry-run
+  annot sweep sweep.toml -o results
+  annot sweep sweep.toml -o results --retry
+  annot sweep sweep.toml -o results --against previous-results
 """
 
 from __future__ import annotations
@@ -45,20 +51,11 @@ if TYPE_CHECKING:
     from annot.sweep.grid import Sweep
     from annot.sweep.runs import Result
 
-_EXAMPLES = """\
-examples:
-  annot sweep sweep.toml --dry-run
-  annot sweep sweep.toml -o results
-  annot sweep sweep.toml -o results --retry
-  annot sweep sweep.toml -o results --against previous-results
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot sweep`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the sweep")
     parser.add_argument(
         "-o",

@@ -16,6 +16,12 @@ A change that fails, changes training, compiles again and again or makes steps u
 
 After a kill or Ctrl-C, which prints what is measured until then, the same command continues. The exit status is 5 if no
 change is faster.
+
+examples:
+  annot try -- python train.py                                     # the changes that can help, best first
+  annot try --change compile,bf16 --steps 30 --repeat 5 -- python train.py
+  annot try --combine --budget 30m -- python train.py              # and the best ones together
+  annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
 """
 
 from __future__ import annotations
@@ -23,23 +29,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import try_layers
-from annot.cli.output import UsageError, console_for, say, whole_number
+from annot.cli.output import UsageError, add_command_argument, command_of, say, whole_number
 
 if TYPE_CHECKING:
     from annot.trial.answer import Answer
     from annot.trial.trial import Question, Trial
 
-_EXAMPLES = """\
-examples:
-  annot try -- python train.py                                     # the changes that can help, best first
-  annot try --change compile,bf16 --steps 30 --repeat 5 -- python train.py
-  annot try --combine --budget 30m -- python train.py              # and the best ones together
-  annot try --layers 'blocks.*' --change compile -- python train.py    # one layer alone, with its recorded inputs
-"""
 _INTERRUPTED: Final = 130
 _BUDGET: Final = 600.0
 """Seconds for all runs, without --budget and --repeat."""
@@ -49,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot try`."""
     from annot.collect.collectors import COLLECTORS
 
-    parser.epilog = _EXAMPLES
     parser.usage = "annot try [--change NAME,...] [options] -- COMMAND ..."
     parser.add_argument(
         "--change",
@@ -90,40 +90,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
     parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
     try_layers.add_arguments(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
+    add_command_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Try the changes, print the answer, and return the exit status."""
     from annot.collect.logged_run import terminable
     from annot.collect.run import resolve_command
-    from annot.trial.records import Identity, open_folder, write_answer
+    from annot.trial.records import ANSWER, Identity, open_folder
     from annot.trial.runs import Program, Runs
     from annot.trial.trial import Trial
+    from annot.util.json_files import write_json
 
     names = [name for words in args.change for name in words.split(",") if name]
     if names == ["list"]:
         return _list()
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError("COMMAND is missing: annot try -- python train.py")
+    program = Program(
+        command=tuple(command_of(args, "annot try -- python train.py")),
+        collector=args.collector,
+        warmup=args.warmup,
+        keep_going=args.keep_going,
+        seed=args.seed,
+    )
     if args.layers:
-        return try_layers.run(args, names, command)
+        return try_layers.run(args, names, program)
     if args.extract:
         raise UsageError(
             "--extract needs --layers: annot try --layers 'blocks.*' --extract layer.py -- python train.py"
         )
     question = _question(args, names)
-    resolve_command(command)
-    collector = _collector(args.collector)
-    program = Program(
-        command=tuple(command),
-        collector=collector,
-        warmup=args.warmup,
-        keep_going=args.keep_going,
-        seed=args.seed,
-    )
-    identity = Identity.of(command, collector)
+    resolve_command(program.command)
+    program = replace(program, collector=_collector(args.collector))
+    identity = Identity.of(program.command, program.collector)
     with open_folder(args.keep, identity, restart=args.restart) as folder, terminable():
         say(f"profiles, output and records: {folder}")
         trial = Trial(question, Runs(folder, program), say)
@@ -132,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         except (KeyboardInterrupt, SystemExit) as interruption:
             return _interrupted(trial, args.format, interruption)
         answer = trial.answer()
-        write_answer(folder, answer)
+        write_json(folder / ANSWER, answer)
         _remember(trial)
     _print(answer, args.format)
     return 0 if answer.best is not None else try_layers.NONE_FASTER
@@ -206,16 +204,9 @@ def _list() -> int:
 
 
 def _print(answer: Answer, form: str) -> None:
-    import msgspec
-
     from annot.trial.show import as_markdown, print_answer
 
-    if form == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
-    elif form == "markdown":
-        sys.stdout.buffer.writelines(text.encode() for text in as_markdown(answer))
-    else:
-        print_answer(answer, console_for(sys.stdout))
+    try_layers.deliver(answer, form, partial(print_answer, answer), as_markdown(answer))
 
 
 def _seconds(text: str) -> float:

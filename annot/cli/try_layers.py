@@ -6,14 +6,18 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli.output import UsageError, console_for, say
 
 if TYPE_CHECKING:
-    from annot.trial.layer import LayerAnswer, LayerQuestion
+    from rich.console import Console
+
+    from annot.trial.layer import LayerQuestion
+    from annot.trial.runs import Program
 
 NONE_FASTER: Final = 5
 """Exit status if no change is faster."""
@@ -37,35 +41,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) -> int:
+def run(args: argparse.Namespace, names: Sequence[str], program: Program) -> int:
     """Time the layers, print the answer, and return the exit status: 5 if no change makes a layer faster.
 
     Args:
         args: the arguments of `annot try`.
         names: names of changes; empty: a few.
-        command: the command to run.
+        program: the program to run.
     """
     from annot.collect.logged_run import terminable
-    from annot.errors import AnnotError
     from annot.trial.layer import run_layer
+    from annot.trial.show_layer import as_markdown, print_layers
 
-    question = _question(args, names, command)
+    question = _question(args, names, program)
     folder = args.keep or Path(tempfile.mkdtemp(prefix="annot-try-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     say(f"one run, layers {', '.join(question.patterns)} with {', '.join(question.changes)}")
     with terminable():
         answer = run_layer(question, folder)
     if args.keep is None:  # after an error, the output stays
         shutil.rmtree(folder, ignore_errors=True)
-    _print(answer, args.format)
+    deliver(answer, args.format, partial(print_layers, answer), as_markdown(answer))
     gains = [gain for row in answer.layers for gain in row.gains]
     return 0 if any(gain.is_faster for gain in gains) else NONE_FASTER
 
 
-def _question(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) -> LayerQuestion:
+def _question(args: argparse.Namespace, names: Sequence[str], program: Program) -> LayerQuestion:
     from annot.emit.layer_filter import choose
     from annot.live.request import LAYER_CHANGES
     from annot.trial.layer import ROUNDS, LayerQuestion
@@ -79,28 +79,29 @@ def _question(args: argparse.Namespace, names: Sequence[str], command: Sequence[
         if name not in (*LAYER_CHANGES, "all"):
             raise UsageError(f"--change with --layers expects one of {', '.join(LAYER_CHANGES)} or all, got {name!r}")
     return LayerQuestion(
-        command=tuple(command),
+        program=program,
         patterns=tuple(args.layers),
         changes=LAYER_CHANGES if "all" in names else tuple(dict.fromkeys(names)) or _DEFAULT,
         steps=args.steps or STEPS,
-        warmup=args.warmup,
         rounds=args.repeat or ROUNDS,
-        seed=args.seed,
-        keep_going=args.keep_going,
         extract=args.extract,
     )
 
 
-def _print(answer: LayerAnswer, form: str) -> None:
-    import msgspec
+def deliver(answer: object, form: str, show: Callable[[Console], None], markdown: Iterable[str]) -> None:
+    """Print an answer in a format.
 
-    from annot.report.terminal.layout import plain_text
-    from annot.trial.show_layer import print_layers
+    Args:
+        answer: the answer, for JSON.
+        form: text, json or markdown.
+        show: prints the answer as text.
+        markdown: the answer as Markdown.
+    """
+    from annot.util.json_files import as_json
 
     if form == "json":
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+        sys.stdout.buffer.write(as_json(answer))
     elif form == "markdown":
-        text = plain_text(lambda console: print_layers(answer, console))
-        sys.stdout.buffer.write(f"```text\n{text}```\n".encode())
+        sys.stdout.buffer.writelines(text.encode() for text in markdown)
     else:
-        print_layers(answer, console_for(sys.stdout))
+        show(console_for(sys.stdout))

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun
 from annot.collect.run import resolve_command
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 
 T = TypeVar("T")
 RUNNING: Final = "running"
@@ -135,13 +135,10 @@ def _record(command: Command, recorded: Recorded, collector: str, layers: bool) 
         folder=command.folder,
         environment=command.environment,
     )
-    try:
-        with running_folder(folder):
-            problem = run.problem(run.run())
-            if problem is None:
-                keep_files(folder, last=run.profile.name)
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
+    with writing(folder), running_folder(folder):
+        problem = run.problem(run.run())
+        if problem is None:
+            keep_files(folder, last=run.profile.name)
     if problem is not None:
         words = shlex.join(command.words)
         message = f"run {recorded.number} of {recorded.name} ({words}) failed: {problem}; output: {run.log}"

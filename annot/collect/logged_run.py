@@ -76,7 +76,7 @@ class LoggedRun:
 
 
 def run_logged(
-    words: Sequence[str], environ: Mapping[str, str], log: Path, *, folder: Path | None, timeout: float | None
+    words: Sequence[str], environ: Mapping[str, str], log: Path, *, folder: Path | None, timeout: float | None = None
 ) -> int:
     """Run a command as `LoggedRun.run` does, but directly; `environ` is its whole environment."""
     _restore_interrupts()
@@ -103,7 +103,7 @@ def run_logged(
         raise
 
 
-def problem_of(status: int, log: Path, timeout: float | None) -> str | None:
+def problem_of(status: int, log: Path, timeout: float | None = None) -> str | None:
     """Return why a logged run failed, in words; None: it ended with status 0."""
     if status == TIMED_OUT and timeout is not None:
         return f"exceeded the timeout of {timeout:g} s"

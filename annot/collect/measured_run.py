@@ -1,4 +1,4 @@
-"""Run a command whose Python process measures its own steps, for `annot try`. No collector runs."""
+"""Run a command whose Python process measures its own steps, for `annot try`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from annot.collect.logged_run import last_line, problem_of, run_logged
+from annot.collect.logged_run import LoggedRun, last_line, problem_of, run_logged
 from annot.collect.run import isolating_option, resolve_command, site_variables
 from annot.live.request import Request, Result, variables
+from annot.util.json_files import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A command to run directly, with a request to its Python process.
+    """A command to run, with a request to its Python process.
 
     Example:
         >>> import sys, tempfile
@@ -40,8 +39,10 @@ class MeasuredRun:
     """Working directory of the command; None: that of this process."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment."""
-    timeout: float | None = None
-    """Seconds after which the command is terminated; None: unlimited."""
+    profile: Path | None = None
+    """Profile to write, with ranges of all models; None: the command runs directly, without a collector."""
+    collector: str = "auto"
+    """Name of the collector that writes it, see `annot.collect.collectors.choose`."""
 
     def run(self) -> int:
         """Run the command with an empty standard input, and return its exit status as a shell reports it.
@@ -54,9 +55,20 @@ class MeasuredRun:
         """
         resolve_command(self.command)
         Path(self.request.result).unlink(missing_ok=True)
-        environ = {**os.environ, **self.environment}
-        environ |= site_variables(environ) | variables(self.request)
-        return run_logged(self.command, environ, self.log, folder=self.folder, timeout=self.timeout)
+        environment = {**self.environment, **variables(self.request)}
+        if self.profile is not None:
+            profiled = LoggedRun(
+                command=self.command,
+                profile=self.profile,
+                log=self.log,
+                collector=self.collector,
+                layers=True,
+                folder=self.folder,
+                environment=environment,
+            )
+            return profiled.run()
+        environ = {**os.environ, **environment}
+        return run_logged(self.command, environ | site_variables(environ), self.log, folder=self.folder)
 
     def result(self, status: int) -> Result | str:
         """Return the measurements of the process, also if it failed, or the reason why there are none, a clause.
@@ -67,26 +79,12 @@ class MeasuredRun:
         result = read_result(Path(self.request.result))
         if result is not None:
             return result
-        return unmeasured(self.command, problem_of(status, self.log, self.timeout), self.log)
-
-
-def unmeasured(command: Sequence[str], failure: str | None, log: Path) -> str:
-    """Return why no process of a command wrote measurements, a clause.
-
-    Args:
-        command: command and arguments.
-        failure: why the command failed; None: its exit status is 0.
-        log: its output.
-    """
-    option = isolating_option(command)
-    if option:
-        return f"python {option} skips the start-up code of annot: remove the option"
-    return failure or f"no Python process of the command wrote measurements: {last_line(log)}"
+        if option := isolating_option(self.command):
+            return f"python {option} skips the start-up code of annot: remove the option"
+        failure = problem_of(status, self.log)
+        return failure or f"no Python process of the command wrote measurements: {last_line(self.log)}"
 
 
 def read_result(path: Path) -> Result | None:
     """Return the result that a process wrote, or None without a complete one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Result)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_json(path, Result)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import keras
 import tensorflow as tf
+from ml_dtypes import finfo
 
 from annot.emit.patches import Patches
 from annot.live.keras_datasets import available_bytes, is_prefetched, transformations, why_not_cached
@@ -160,6 +161,24 @@ def cache(session: KerasSession) -> None:
 
     session.skipped("cache", "the program iterates over no tf.data.Dataset")
     session.on_data(cached)
+
+
+# -------------------------------------------------------------------- rounding
+
+
+def rounding(session: KerasSession) -> None:
+    """Change weights in their last bit. It is no change to recommend: its losses show how far rounding grows."""
+
+    def change(model: Any) -> None:
+        for weight in model.trainable_weights:
+            weight.assign(weight * (1 + finfo(weight.dtype).eps))
+            session.applied("rounding", model.name)
+
+    session.skipped("rounding", "the model has no weights before its first batch")
+    session.on_model(change)
+
+
+# -------------------------------------------------------------------- all
 
 
 def _name(dataset: Any) -> str:

@@ -20,7 +20,7 @@ import torch
 from annot.live.layer_alternatives import ALTERNATIVES, Alternative
 from annot.live.layer_calls import Layer, RecordedCall
 from annot.live.layer_state import kept
-from annot.live.layer_tensors import StoredTensor, difference, restored, tensors_of
+from annot.live.layer_tensors import StoredTensor, device_of, difference, restored, tensors_of
 from annot.live.request import AlternativeTimes, LayerRequest, LayerTimes
 from annot.live.session import first_line
 from annot.torch.module_paths import class_name
@@ -36,10 +36,8 @@ def time_layer(layer: Layer, request: LayerRequest) -> LayerTimes:
         layer: the layer, with a recorded call.
         request: the alternatives, and how often each is timed.
     """
-    times = LayerTimes(
-        path=layer.path, kind=class_name(layer.module), layers=len(layer.modules), calls=layer.calls
-    )  # fmt: skip
     call, module = layer.call, layer.module
+    times = LayerTimes(path=layer.path, kind=class_name(module), layers=len(layer.modules), calls=layer.calls)
     if call is None:
         times.skipped = layer.problem or "it was not called in the step in which calls are recorded"
     elif _is_sharded(module):
@@ -48,7 +46,8 @@ def time_layer(layer: Layer, request: LayerRequest) -> LayerTimes:
         return times
     times.inputs, hooks = call.text, 0
     try:
-        with kept(module) as hooks, _training(module, call):
+        with kept(module) as hooks:
+            call.set_training(module)
             _time(_Subject(module, call, request.memory), request, times)
     except Exception as error:
         times.skipped = first_line(error)
@@ -62,23 +61,14 @@ def _is_sharded(module: torch.nn.Module) -> bool:
     return any(base.__name__ in _SHARDED for value in objects for base in type(value).__mro__)
 
 
-@contextmanager
-def _training(module: torch.nn.Module, call: RecordedCall) -> Iterator[None]:
-    """Set ``training`` of all submodules as in the recorded call; `kept` puts it back."""
-    for submodule, training in zip(module.modules(), call.training, strict=True):
-        vars(submodule)["training"] = training
-    yield
-
-
 class _Subject:
     """A layer with a recorded call."""
 
     def __init__(self, module: torch.nn.Module, call: RecordedCall, memory: int) -> None:
         self.module, self.call = module, call
-        first = next((t for t in (*tensors_of(self.arguments(StoredTensor.tensor)), *module.parameters())), None)
-        self.device = torch.device("cpu") if first is None else first.device
+        self.device = device_of(self.arguments(StoredTensor.tensor), module)
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.most_copies = max(memory // max(call.nbytes, 1), 1)
+        self.most_copies = max(memory // max(sum(tensor.nbytes for tensor in call.tensors), 1), 1)
         self.draws = False
         """Whether a call draws random numbers."""
 
@@ -150,10 +140,9 @@ class _Way:
         sources = [*prepared.sources, *subject.parameters]
         if not self._reaching or not sources:
             return _Results(outputs, [])
-        from_outputs = [outputs[number] for number in self._reaching]
-        return _Results(
-            outputs, torch.autograd.grad(from_outputs, sources, list(self._reaching.values()), allow_unused=True)
-        )
+        reached = [outputs[number] for number in self._reaching]
+        gradients = torch.autograd.grad(reached, sources, list(self._reaching.values()), allow_unused=True)
+        return _Results(outputs, gradients)
 
     def probe(self) -> _Results:
         """Return the results of the first call, with the random numbers and state of the program."""
@@ -196,9 +185,8 @@ class _Way:
             if tensor.requires_grad:
                 sources.append(tensor)
             # An operator cannot change a leaf of the graph in place.
-            return (
-                tensor.clone() if tensor.requires_grad and self._subject.call.changes_arguments is not False else tensor
-            )
+            copies = tensor.requires_grad and self._subject.call.changes_arguments is not False
+            return tensor.clone() if copies else tensor
 
         return _Prepared(*self._subject.arguments(replace), sources)
 
@@ -253,7 +241,7 @@ def _time(subject: _Subject, request: LayerRequest, times: LayerTimes) -> None:
     for name in request.alternatives:
         alternative = AlternativeTimes(name=name)
         times.alternatives.append(alternative)
-        way = _changed(subject, alternative, reference, times.repeats)
+        way = _changed(subject, alternative, reference)
         if way is not None:
             ways[name] = way
     calls = max(math.ceil(request.block_ms * 1e6 / plain.time(1)), 1)
@@ -284,7 +272,7 @@ def _first_calls(subject: _Subject, plain: _Way, times: LayerTimes) -> _Results:
     return reference
 
 
-def _changed(subject: _Subject, times: AlternativeTimes, reference: _Results, repeats: bool) -> _Way | None:
+def _changed(subject: _Subject, times: AlternativeTimes, reference: _Results) -> _Way | None:
     """Return a way to call the layer under an alternative, and note its first call and numbers; None: it fails."""
     alternative = ALTERNATIVES.get(times.name)
     if alternative is None:

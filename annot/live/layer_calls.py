@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -18,7 +18,7 @@ from annot.emit import guard
 from annot.emit.layer_filter import Choice, choose
 from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of
-from annot.live.layer_tensors import StoredTensor, leaves, tensors_of
+from annot.live.layer_tensors import StoredTensor, device_of, leaves, tensors_of
 from annot.live.session import first_line
 from annot.torch.internals import current_node, is_compiling, is_tracing
 from annot.torch.module_paths import class_name, join, paths
@@ -95,10 +95,15 @@ class RecordedCall:
             stack.enter_context(torch.autocast(device, dtype))
         return stack
 
+    def set_training(self, module: torch.nn.Module) -> None:
+        """Set ``training`` of the layer and its submodules as in the call; `annot.live.layer_state.kept` undoes it."""
+        for submodule, training in zip(module.modules(), self.training, strict=True):
+            vars(submodule)["training"] = training
+
     @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors among the arguments."""
-        return sum(leaf.nbytes for leaf in leaves(self.stored) if isinstance(leaf, StoredTensor))
+    def tensors(self) -> list[StoredTensor]:
+        """The tensors among the arguments."""
+        return [leaf for leaf in leaves(self.stored) if isinstance(leaf, StoredTensor)]
 
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
@@ -187,7 +192,7 @@ class LayerCalls:
         if records:
             self._pending.discard(key)
             layer.call = guard.attempt(self._recorded, layer, args, kwargs, otherwise=None, note=_NOTE)
-        device = _device_of(module, args, kwargs)
+        device = device_of((args, kwargs), module)
         start = _now(device)
         outputs = original(module, *args, **kwargs)
         self._note(layer, start, _now(device))
@@ -215,7 +220,7 @@ class LayerCalls:
             return None
         return RecordedCall(
             stored=stored,
-            text=_text(tensors),
+            text=" ".join(str(spec_of(tensor)) for tensor in tensors),
             training=[submodule.training for submodule in layer.module.modules()],
             autocast=_autocast({*(tensor.device.type for tensor in tensors), "cpu"}),
             has_gradients=torch.is_grad_enabled(),
@@ -239,16 +244,6 @@ def _signature(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     parameters = tuple((name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters())
     tensors = tuple((t.shape, t.dtype, t.requires_grad) for t in tensors_of((args, kwargs)))
     return type(module), module.training, torch.is_grad_enabled(), parameters, tensors
-
-
-def _text(tensors: Iterable[torch.Tensor]) -> str:
-    return " ".join(str(spec_of(tensor)) for tensor in tensors)
-
-
-def _device_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    first = next(iter(tensors_of((args, kwargs))), None)
-    tensor = next(module.parameters(), None) if first is None else first
-    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def _now(device: torch.device) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any, Final
@@ -20,6 +20,7 @@ from annot.errors import AnnotError
 from annot.live.layer_calls import Layer, RecordedCall
 from annot.live.layer_state import kept, random_state
 from annot.live.layer_tensors import StoredTensor, restored
+from annot.live.session import first_line
 from annot.torch.module_paths import class_name
 from annot.util.whole_files import write_file
 
@@ -41,14 +42,16 @@ def write_layer(layer: Layer, path: Path) -> None:
     call = layer.call
     if call is None:
         raise AnnotError(layer.problem or "the layer was not called")
-    names = _names(call.stored)
+    tensors = {id(tensor): tensor for tensor in call.tensors}
+    names = {key: (f"x{number}", tensor) for number, (key, tensor) in enumerate(tensors.items())}
     arguments = _source(call.stored, names)
     uniform = _uniform(layer.module, call)
     made = _expression(layer.module) if uniform else None
     graph = path.with_suffix(".pt2")
     if made is None:
         _export(layer.module, call, graph)
-    script = _TEMPLATE.substitute(
+    template = (files("annot.live") / "layer_script.txt").read_text(encoding="utf-8")
+    script = Template(template).substitute(
         path=layer.path or "the model",
         kind=class_name(layer.module),
         inputs=call.text,
@@ -62,20 +65,6 @@ def write_layer(layer: Layer, path: Path) -> None:
         changes=call.changes_arguments is not False,
     )
     write_file(path, [script.encode()], force=True)
-
-
-def _names(stored: Any) -> dict[int, tuple[str, StoredTensor]]:
-    """Return a name for each tensor among the arguments."""
-    tensors = {id(tensor): tensor for tensor in _stored_in(stored)}
-    return {key: (f"x{number}", tensor) for number, (key, tensor) in enumerate(tensors.items())}
-
-
-def _stored_in(value: Any) -> Iterator[StoredTensor]:
-    if isinstance(value, StoredTensor):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _stored_in(item)
 
 
 def _source(value: Any, names: dict[int, tuple[str, StoredTensor]]) -> str:
@@ -111,8 +100,7 @@ def _random(stored: StoredTensor) -> str:
     options = f"dtype={dtype}, device={str(stored.device)!r}"
     if dtype == torch.bool:
         share = float(tensor.double().mean()) if tensor.numel() else 0.0
-        code = f"torch.rand({shape}, device={str(stored.device)!r}) < {share:.6g}"
-        code = f"({code})"
+        code = f"(torch.rand({shape}, device={str(stored.device)!r}) < {share:.6g})"
     elif not tensor.is_floating_point() and not tensor.is_complex():
         low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
         code = f"torch.randint({low}, {high + 1}, {shape}, {options})"
@@ -205,8 +193,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
 def _export(module: torch.nn.Module, call: RecordedCall, path: Path) -> None:
     """Save the graph of a layer with random parameters."""
     with kept(module), random_state():
-        for submodule, training in zip(module.modules(), call.training, strict=True):
-            vars(submodule)["training"] = training
+        call.set_training(module)
         args, kwargs = restored(call.stored, lambda stored: _randomized(stored.tensor()))
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
@@ -215,7 +202,7 @@ def _export(module: torch.nn.Module, call: RecordedCall, path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.export.save(program, path)
         except Exception as error:
-            raise AnnotError(f"torch.export cannot save it: {_first_words(error)}") from None
+            raise AnnotError(f"torch.export cannot save it: {first_line(error)}") from None
 
 
 def _randomized(tensor: torch.Tensor) -> torch.Tensor:
@@ -226,11 +213,6 @@ def _randomized(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(copy, tensor.requires_grad)
     return copy.requires_grad_(tensor.requires_grad)
-
-
-def _first_words(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__qualname__}: {lines[0][:200]}" if lines else type(error).__qualname__
 
 
 def _origin(module: torch.nn.Module, graph: str | None) -> str:
@@ -253,92 +235,3 @@ def _contexts(call: RecordedCall) -> str:
 _MAKE: Final = """layer = {made}
     return layer.to({device!r}, {dtype}).train({training}).requires_grad_({gradients})"""
 _LOAD: Final = """return torch.export.load(Path(__file__).with_name({graph!r})).module()"""
-_TEMPLATE: Final = Template('''"""One layer of a training step with random data: $path, a $kind.
-
-Inputs: $inputs
-
-$origin
-Shapes, strides and dtypes are those of a call in a training with PyTorch $version; `annot try` wrote this file. The
-numbers are random: no data of the training is in it. The script needs only PyTorch.
-
-    python FILE              times of forward and backward
-    python FILE --compile    also under torch.compile
-"""
-
-import sys
-from contextlib import ExitStack
-from pathlib import Path
-
-import torch
-from torch.utils.benchmark import Timer
-
-REACHED = $reached  # numbers of the outputs that gradients reach; None: only the forward runs
-CHANGES_ARGUMENTS = $changes  # whether a call changes its arguments in place: each call then gets copies
-
-
-def make_layer():
-    $make
-
-
-def make_arguments():
-$tensors    return $arguments
-
-
-def with_strides(tensor, strides):
-    """Return a tensor with other strides; a stride of 0 repeats the first element."""
-    once = tensor
-    for axis, stride in enumerate(strides):
-        once = once if stride else once.narrow(axis, 0, min(once.shape[axis], 1))
-    copy = torch.empty_strided(once.shape, strides, dtype=once.dtype, device=once.device).copy_(once)
-    return copy.expand(tensor.shape).detach()
-
-
-def mapped(function, value):
-    """Apply a function to the tensors in nested containers."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {name: mapped(function, item) for name, item in value.items()}
-    return type(value)(mapped(function, item) for item in value) if type(value) in (list, tuple) else value
-
-
-def tensors_in(value):
-    """Return the tensors in nested containers, each once."""
-    found = {}
-    if isinstance(value, torch.Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    for item in items:
-        found.update((id(tensor), tensor) for tensor in tensors_in(item))
-    return list(found.values())
-
-
-def step(layer, arguments, gradients):
-    """Run forward and backward. The gradients are returned and not accumulated."""
-    args, kwargs = mapped(torch.clone, arguments) if CHANGES_ARGUMENTS else arguments
-    with ExitStack() as stack:
-$contexts        outputs = tensors_in(layer(*args, **kwargs))
-    sources = [tensor for tensor in (*tensors_in(arguments), *layer.parameters()) if tensor.requires_grad]
-    if REACHED is None or not sources:
-        return
-    reached = [outputs[number] for number in REACHED]
-    while len(gradients) < len(reached):
-        gradients.append(torch.randn_like(reached[len(gradients)]))
-    torch.autograd.grad(reached, sources, gradients, allow_unused=True)
-
-
-def main():
-    layer = make_layer()
-    layers = {"eager": layer, "torch.compile": torch.compile(layer)} if "--compile" in sys.argv else {"eager": layer}
-    for name, called in layers.items():
-        variables = {"step": step, "layer": called, "arguments": make_arguments(), "gradients": []}
-        timer = Timer("step(layer, arguments, gradients)", globals=variables, num_threads=torch.get_num_threads())
-        timer.timeit(3)  # warm-up
-        times = timer.blocked_autorange(min_run_time=1.0)
-        middle, spread = times.median * 1e3, times.iqr * 1e3
-        print(f"{name}: {middle:.3f} ms, interquartile range {spread:.3f} ms, PyTorch {torch.__version__}")
-
-
-if __name__ == "__main__":
-    main()
-''')

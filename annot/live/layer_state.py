@@ -137,14 +137,8 @@ class _State:
 
 def _undo_of(value: Any, kind: type) -> Callable[[], object] | None:
     """Return a function that puts back the items of a container or the state of a generator; None for other objects."""
-    if issubclass(kind, dict):
-        return _if_changed(value, dict(value), lambda items: (value.clear(), value.update(items)))
-    if issubclass(kind, list):
-        return _if_changed(value, list(value), lambda items: value.__setitem__(slice(None), items))
-    if issubclass(kind, deque):
-        return _if_changed(value, list(value), lambda items: (value.clear(), value.extend(items)))
-    if issubclass(kind, set):
-        return _if_changed(value, set(value), lambda items: (value.clear(), value.update(items)))
+    if issubclass(kind, (dict, list, deque, set)):
+        return _undo_of_items(value)
     if issubclass(kind, random.Random):
         state = value.getstate()
         return lambda: value.setstate(state)
@@ -170,12 +164,15 @@ def _undo_of_numpy(value: Any, kind: type) -> Callable[[], object] | None:
     return None
 
 
-def _if_changed(value: Any, items: Any, put: Callable[[Any], object]) -> Callable[[], None]:
+def _undo_of_items(value: Any) -> Callable[[], None]:
     """Return a function that puts back the items unless they are the same objects: other threads may read them."""
+    items: Any = dict(value) if isinstance(value, dict) else list(value)
+    add = value.extend if isinstance(value, (list, deque)) else value.update
 
     def undo() -> None:
         if list(map(id, _flat(value))) != list(map(id, _flat(items))):
-            put(items)
+            value.clear()
+            add(items)
 
     return undo
 

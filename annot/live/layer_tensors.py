@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import torch
@@ -104,6 +105,12 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
         1
     """
     return list({id(leaf): leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)}.values())
+
+
+def device_of(arguments: Any, module: torch.nn.Module) -> torch.device:
+    """Return the device of the first tensor among arguments, else of the first parameter of a module, else the CPU."""
+    tensor = next(chain(tensors_of(arguments), module.parameters()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def difference(tensors: Sequence[torch.Tensor | None], reference: Sequence[torch.Tensor | None]) -> Difference | None:

@@ -18,7 +18,7 @@ from annot.analyze.hardware_counters import GIVEN, default_peaks
 from annot.attribution.attribute import STEADY, Attribution, attribute
 from annot.attribution.layer_tables import by_layer, by_line
 from annot.attribution.summary import summarize
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.report.table import Options, Order, Table, process
@@ -296,10 +296,8 @@ class Run(Frames):
         """
         from annot.report.export.chrome_trace import write_trace_file
 
-        try:
+        with writing(path):
             write_trace_file(self.attribution_with_calls, self.path, Path(path), force=True)
-        except OSError as error:
-            raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
 
     def page(self, **options: Any) -> dict[str, Any]:
         """Return the data of the HTML page with this profile."""

@@ -8,22 +8,22 @@ OUT/runs/KEY/profile.*      profile of the run
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from annot.collect.collectors import choose
 from annot.collect.logged_run import LoggedRun
-from annot.errors import AnnotError
+from annot.errors import writing
 from annot.sweep.grid import Run, Sweep
 from annot.util import locked_folder
+from annot.util.json_files import read_json, write_json
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Result of a run."""
 
     parameters: dict[str, Any]
@@ -48,10 +48,7 @@ def locked(folder: Path) -> AbstractContextManager[None]:
 
 def finished(folder: Path, run: Run) -> Result | None:
     """Return the result of a run in an output folder from an earlier sweep; None if the run did not finish."""
-    try:
-        return Result(**json.loads((run_folder(folder, run) / "result.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # missing, truncated, or from another version
-        return None
+    return read_json(run_folder(folder, run) / "result.json", Result)
 
 
 def run_folder(folder: Path, run: Run) -> Path:
@@ -83,22 +80,19 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
         timeout=sweep.timeout,
     )
     start = time.monotonic()
-    try:
+    with writing(own_folder):
         own_folder.mkdir(parents=True, exist_ok=True)
         (own_folder / "result.json").unlink(missing_ok=True)
         status = logged.run()
         seconds = round(time.monotonic() - start, 3)
-        result = Result(
-            parameters=run.parameters,
-            command=list(run.command),
-            status=status,
-            problem=logged.problem(status),
-            seconds=seconds,
-            profile=logged.profile.name if logged.profile.exists() else None,
-        )
-        temporary = own_folder / "result.tmp"
-        temporary.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(own_folder / "result.json")  # atomic
-    except OSError as error:
-        raise AnnotError(f"{own_folder} cannot be written: {error.strerror}") from None
+        problem = logged.problem(status)
+    result = Result(
+        parameters=run.parameters,
+        command=list(run.command),
+        status=status,
+        problem=problem,
+        seconds=seconds,
+        profile=logged.profile.name if logged.profile.exists() else None,
+    )
+    write_json(own_folder / "result.json", result)
     return result

@@ -6,16 +6,23 @@ It is made of the records of the finished runs only, so that an interrupted tria
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
+import polars as pl
 
+from annot.analyze.comparison.compare import compare
+from annot.analyze.comparison.digest import digest
 from annot.changes.change import Change, Numbers
 from annot.changes.registry import Candidate
+from annot.errors import AnnotError
 from annot.live.request import Result
+from annot.runs.run import Run
 from annot.trial import speed
-from annot.trial.records import BASE, Record
+from annot.trial.records import BASE, ROUNDED, Record
 from annot.trial.training import Training, repeats_losses, same_training
 
 Verdict: TypeAlias = Literal[
@@ -29,6 +36,10 @@ _ORDER: Final[tuple[Verdict, ...]] = (
 _NUMBERS: Final[tuple[Numbers, ...]] = ("same bits", "rounding", "another algorithm")
 _RECOMPILES: Final = 0.25
 """Compiled graphs per measured step from which a program is not in a steady state."""
+_MOST_LAYERS: Final = 6
+"""Most layers whose change an answer has."""
+_LEAST_CHANGE: Final = 0.01
+"""Least change, as a share of the time of a step."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,26 +155,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(changes: Sequence[Change]) -> Change:
-    """Return several changes as one: it may do to numbers what each of them may.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not changes:
-        raise ValueError("changes must have at least one change, got none")
-    first = changes[0]
-    if len(changes) == 1:
-        return first
-    return Change(
+    """Return one or more changes as one: it may do to numbers what each of them may."""
+    return replace(
+        changes[0],
         name="+".join(change.name for change in changes),
         title=" + ".join(change.title for change in changes),
-        framework=first.framework,
-        live="",
         numbers=max((change.numbers for change in changes), key=_NUMBERS.index),
         tolerance=sum(change.tolerance for change in changes),
         other_random=next((change.other_random for change in changes if change.other_random), ""),
         code="\n".join(change.code for change in changes),
-        fits=lambda facts: "",
     )
 
 
@@ -197,7 +197,8 @@ class Evaluation:
             title=change.title,
             verdict=verdict,
             reason=reason,
-            **({} if times is None else _numbers(times)),
+            **(times.numbers() if times else {}),
+            runs=times.runs if times else 0,
             first_steps_ns=max(map(speed.first_steps_ns, results), default=None),
             pays_back=None if times is None else speed.pays_back([(before, after), checks], times),
             peak_bytes=max((run.peak_bytes for run in after or results), default=None),
@@ -213,18 +214,17 @@ class Evaluation:
 
     def rows(self) -> list[Row]:
         """Return a row for each change with a run, the best first."""
-        names = dict.fromkeys(record.name for record in self._records if record.name != BASE)
+        names = dict.fromkeys(record.name for record in self._records if record.name not in (BASE, ROUNDED))
         rows = [self.row(name) for name in names]
         return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), -(row.speedup or 0.0)))
 
     def speedup(self, name: str, other: str = BASE) -> speed.Speedup | None:
         """Return the speedup of a change over others, from the runs that took turns; None: not measured."""
-        stage = self._stage(name, other)
-        return speed.speedup(*self._sides(name, other), self._share(stage))
+        return speed.speedup(*self._sides(name, other), self._share(self._stage(name, other)))
 
     def base(self) -> Row:
         """Return the numbers of the runs without changes."""
-        runs = [record.result for record in self._timed(0) if record.name == BASE]
+        runs = self._timed(BASE, 0)
         times = [speed.step_ns(run, self._share(0)) for run in runs]
         return Row(
             changes=[],
@@ -240,7 +240,8 @@ class Evaluation:
     def repeats(self) -> str:
         """Return in words how far two runs without changes have the same losses; empty: there are not two."""
         checks = self._checks(BASE)
-        return repeats_losses(checks[0], checks[1]) if len(checks) > 1 else ""
+        rounded = next(iter(self._checks(ROUNDED)), None)
+        return repeats_losses(checks[0], checks[1], rounded) if len(checks) > 1 else ""
 
     def _of(self, name: str) -> list[Record]:
         return [record for record in self._records if record.name == name]
@@ -262,41 +263,31 @@ class Evaluation:
             numbers=change.numbers,
             tolerance=change.tolerance,
             other_random=change.other_random,
+            rounded=next(iter(self._checks(ROUNDED)), None),
         )
 
-    def _timed(self, stage: int | None) -> list[Record]:
-        """The timed runs of an alternation."""
-        timed = (record for record in self._records if record.kind == "timed" and not record.problem)
-        return [record for record in timed if record.stage == stage]
+    def _timed(self, name: str, stage: int | None) -> list[Result]:
+        """The timed runs of a name in an alternation."""
+        return [record.result for record in self._of(name) if _is_timed(record) and record.stage == stage]
 
     def _stage(self, name: str, other: str) -> int | None:
         """The first alternation in which a change took turns with another; None: there is none."""
-        timed = [record for record in self._records if record.kind == "timed" and not record.problem]
-        stages = ({record.stage for record in timed if record.name == each} for each in (name, other))
+        stages = ({record.stage for record in self._of(each) if _is_timed(record)} for each in (name, other))
         return min(set.intersection(*stages), default=None)
 
     def _share(self, stage: int | None) -> float:
         """The share of blocks of steps that times of an alternation are from."""
-        timed = self._timed(stage)
-        names = {record.name for record in timed}
-        return speed.steadiest([[record.result for record in timed if record.name == name] for name in names])
+        names = {record.name for record in self._records}
+        return speed.steadiest(self._timed(name, stage) for name in names)
 
     def _sides(self, name: str, other: str = BASE) -> tuple[list[Result], list[Result]]:
         """The timed runs of another change and of a change in their first alternation."""
-        timed = self._timed(self._stage(name, other))
-        before, after = ([record.result for record in timed if record.name == each] for each in (other, name))
-        return before, after
+        stage = self._stage(name, other)
+        return self._timed(other, stage), self._timed(name, stage)
 
 
-def _numbers(times: speed.Speedup) -> dict[str, Any]:
-    return {
-        "before_ns": times.before_ns,
-        "after_ns": times.after_ns,
-        "speedup": times.factor,
-        "low": times.low,
-        "high": times.high,
-        "runs": times.runs,
-    }
+def _is_timed(record: Record) -> bool:
+    return record.kind == "timed" and not record.problem
 
 
 def _judged(times: speed.Speedup, training: Training | None, unsteadiness: str) -> tuple[Verdict, str]:
@@ -343,3 +334,32 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes = [f"exit status {status}" for status in statuses]
     graphs = max((record.result.recompiled for record in records if record.kind == "timed"), default=0)
     return [*notes, f"{graphs} graphs were compiled in measured steps"] if graphs else notes
+
+
+def changed_layers(base: Path | None, other: Path | None) -> list[LayerChange]:
+    """Return the layers whose time differs most between two profiles, the largest difference first.
+
+    A layer whose change is that of layers inside it is left out, as in `annot compare`.
+
+    Args:
+        base, other: the profiles; None: there is none, and so no layer.
+    """
+    if base is None or other is None:
+        return []
+    try:
+        comparison = compare([digest(Run(base).attribution)], [digest(Run(other).attribution)])
+    except (AnnotError, ValueError):  # a profile without layers or without times
+        return []
+    least = _LEAST_CHANGE * max(comparison.whole["a_ns"] or 0.0, comparison.whole["b_ns"] or 0.0)
+    changes = pl.col("difference_ns").abs()
+    rows = comparison.rows.filter(~pl.col("explained"), changes >= least).sort(changes, descending=True)
+    return [
+        LayerChange(
+            layer=row["layer"],
+            module=row["module"],
+            phase=row["phase"],
+            before_ns=row["a_ns"] or 0.0,
+            after_ns=row["b_ns"] or 0.0,
+        )
+        for row in rows.head(_MOST_LAYERS).iter_rows(named=True)
+    ]

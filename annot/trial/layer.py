@@ -6,14 +6,14 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from annot.collect.measured_run import MeasuredRun
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 from annot.live.request import AlternativeTimes, Difference, LayerRequest, LayerTimes, Request, Result
-from annot.trial.runs import NO_STEP
+from annot.trial.runs import NO_STEP, Program
 from annot.trial.speed import LEVEL, ratio, step_ns
 
 ROUNDS: Final = 10
@@ -26,24 +26,23 @@ _WARMUP: Final = 3
 class LayerQuestion:
     """What to measure."""
 
-    command: tuple[str, ...]
-    """Command and arguments."""
+    program: Program
+    """The program. There are at least three steps before the measured ones."""
     patterns: tuple[str, ...]
     """Patterns of dotted layer paths, as in `annot.emit_ranges`."""
     changes: tuple[str, ...]
     """Names of changes, of `annot.live.request.LAYER_CHANGES`."""
     steps: int = 30
     """Measured steps, for the share of the layer."""
-    warmup: int = _WARMUP
-    """Steps before them. There are at least three."""
     rounds: int = ROUNDS
     """Blocks of calls that are timed under each change."""
-    seed: int | None = 0
-    """Seed of random numbers; None: none is set."""
-    keep_going: bool = False
-    """Whether the program runs to its own end."""
     extract: Path | None = None
     """Python file to write with the first layer and random data; None: none."""
+
+    @property
+    def warmup(self) -> int:
+        """Steps before the measured ones."""
+        return max(self.program.warmup, _WARMUP)
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,17 +127,17 @@ def run_layer(question: LayerQuestion, folder: Path) -> LayerAnswer:
 
     Args:
         question: what to measure.
-        folder: an existing folder for the output of the program, ``layers.txt``.
+        folder: folder for the output of the program, ``layers.txt``; created if missing.
 
     Raises:
         CommandError: the command does not exist or cannot be executed.
         AnnotError: no layer was timed, with the reason, or the folder cannot be written.
     """
-    run = MeasuredRun(command=question.command, request=_request(question, folder), log=folder / "layers.txt")
-    try:
+    command, log = question.program.command, folder / "layers.txt"
+    run = MeasuredRun(command=command, request=_request(question, folder), log=log)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         status = run.run()
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     result = run.result(status)
     Path(run.request.result).unlink(missing_ok=True)
     if isinstance(result, str):
@@ -159,10 +158,10 @@ def _request(question: LayerQuestion, folder: Path) -> Request:
     return Request(
         result=str((folder / "layers.result").absolute()),
         framework="torch",
-        warmup=max(question.warmup, _WARMUP),
+        warmup=question.warmup,
         steps=question.steps,
-        keep_going=question.keep_going,
-        seed=question.seed,
+        keep_going=question.program.keep_going,
+        seed=question.program.seed,
         layer=layer,
     )
 
@@ -170,15 +169,15 @@ def _request(question: LayerQuestion, folder: Path) -> Request:
 def _without_steps(result: Result, question: LayerQuestion) -> str:
     if result.framework not in ("", "torch"):
         return f"the program uses {result.framework}, and layers are timed alone only in PyTorch"
-    steps, needed = len(result.step_ns), max(question.warmup, _WARMUP)
-    return f"the program ended after {steps} of the {needed} steps before it" if steps else NO_STEP
+    steps = len(result.step_ns)
+    return f"the program ended after {steps} of the {question.warmup} steps before it" if steps else NO_STEP
 
 
 def _answer(question: LayerQuestion, result: Result) -> LayerAnswer:
     whole = step_ns(result, 1.0) if result.window_ns is not None else None
     extract = str(question.extract or "")
     return LayerAnswer(
-        command=list(question.command),
+        command=list(question.program.command),
         version=importlib.metadata.version("annot"),
         device=result.device,
         level=LEVEL,
@@ -224,20 +223,11 @@ def layer_row(times: LayerTimes, step: float | None) -> LayerRow:
 
 
 def _gain(times: LayerTimes, alternative: AlternativeTimes, share: float | None) -> Gain:
-    measured: dict[str, Any] = {}
     speedup = ratio(times.times_ns, alternative.times_ns)
-    if speedup is not None:
-        measured = {
-            "before_ns": speedup.before_ns,
-            "after_ns": speedup.after_ns,
-            "speedup": speedup.factor,
-            "low": speedup.low,
-            "high": speedup.high,
-            "step_speedup": None if share is None else step_speedup(share, speedup.factor),
-        }
     return Gain(
         name=alternative.name,
-        **measured,
+        **(speedup.numbers() if speedup else {}),
+        step_speedup=None if speedup is None or share is None else step_speedup(share, speedup.factor),
         first_ns=alternative.first_ns or None,
         numbers=alternative.numbers,
         outputs=alternative.outputs,

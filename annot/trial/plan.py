@@ -97,8 +97,8 @@ def _halved(steps: int, fewest: int) -> Iterator[int]:
 
 
 def _seconds(changes: int, rounds: int, run: float) -> float:
-    """The time of another run of the base, a checked run of each change, and the rounds."""
-    return run * (1 + changes + rounds * (1 + changes))
+    """The time of two more runs of the base, a checked run of each change, and the rounds."""
+    return run * (2 + changes + rounds * (1 + changes))
 
 
 def another_round(done: int, rounds: int, *, last: float, budget: float, spent: float) -> bool:

@@ -5,7 +5,7 @@ FOLDER/trial.json           what the folder is for; see `Identity`
 FOLDER/NAME.KIND1.json      a finished run, written last; NAME is "base", a change, or changes joined by "+"
 FOLDER/NAME.KIND1.txt       output of the run
 FOLDER/NAME.check1.sqlite   profile of a run that checks training
-FOLDER/answer.json          the answer, written at the end; see `annot.trial.answer`
+FOLDER/answer.json          the answer, written at the end; the same command then starts another trial
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
+from annot.util.json_files import read_json, write_json
 from annot.util.locked_folder import locked
 from annot.util.program import Program, digest_of_modules
-from annot.util.whole_files import write_file
 
 Kind: TypeAlias = Literal["check", "timed"]
 """check: under the profiler, with losses; timed: as the user runs it."""
-_T = TypeVar("_T")
 BASE: Final = "base"
 """Name of the runs without a change."""
+ROUNDED: Final = "rounding"
+"""Name of the run without a change whose parameters differ in their last bit."""
 ANSWER: Final = "answer.json"
+"""Name of the file with the answer."""
 _FOLDER: Final = "annot-try-"
 _IDENTITY: Final = "trial.json"
 _CACHE: Final = "cache"
@@ -65,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A finished run."""
 
     name: str
-    """`BASE`, a change, or changes joined by "+"."""
+    """`BASE`, `ROUNDED`, a change, or changes joined by "+"."""
     kind: Kind
     number: int
     """Number of the run among those of this name and kind, from 1."""
@@ -118,7 +120,7 @@ def open_folder(keep: Path | None, identity: Identity, *, restart: bool = False)
             shutil.rmtree(folder / "running", ignore_errors=True)  # of a killed trial
             for path in [*folder.glob("*.*[0-9].*")] if restart else ():
                 path.unlink()
-            write_file(folder / _IDENTITY, [msgspec.json.format(msgspec.json.encode(identity))], force=True)
+            write_json(folder / _IDENTITY, identity)
             yield folder
         finally:
             shutil.rmtree(folder / _CACHE, ignore_errors=True)
@@ -132,7 +134,7 @@ def cache_variables(folder: Path) -> dict[str, str]:
 
 def _continues(folder: Path, identity: Identity) -> bool:
     """Whether a folder has an unfinished trial of a program."""
-    return not (folder / ANSWER).exists() and _read(folder / _IDENTITY, Identity) == identity
+    return not (folder / ANSWER).exists() and read_json(folder / _IDENTITY, Identity) == identity
 
 
 def _unfinished(identity: Identity) -> Path | None:
@@ -143,26 +145,3 @@ def _unfinished(identity: Identity) -> Path | None:
 
 def _unused() -> Path:
     return next(path for number in itertools.count(1) if not os.path.lexists(path := Path(f"{_FOLDER}{number}")))
-
-
-def read_record(path: Path) -> Record | None:
-    """Return the record in a file; None: the file is missing, or from another version."""
-    return _read(path, Record)
-
-
-def _read(path: Path, kind: type[_T]) -> _T | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def write_record(folder: Path, record: Record) -> None:
-    """Write a record into the folder of a trial."""
-    content = msgspec.json.format(msgspec.json.encode(record))
-    write_file(folder / f"{record.stem}.json", [content, b"\n"], force=True)
-
-
-def write_answer(folder: Path, answer: msgspec.Struct) -> None:
-    """Write the answer into the folder of a trial. The trial has ended: the same command starts another one."""
-    write_file(folder / ANSWER, [msgspec.json.format(msgspec.json.encode(answer)), b"\n"], force=True)

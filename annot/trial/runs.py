@@ -12,11 +12,12 @@ import msgspec
 
 from annot.collect.alternate import RUNNING, keep_files, running_folder
 from annot.collect.collectors import choose
-from annot.collect.logged_run import LoggedRun, problem_of
-from annot.collect.measured_run import MeasuredRun, read_result, unmeasured
-from annot.errors import AnnotError
-from annot.live.request import Request, Result, variables
-from annot.trial.records import BASE, Kind, Record, cache_variables, read_record, stem, write_record
+from annot.collect.logged_run import problem_of
+from annot.collect.measured_run import MeasuredRun
+from annot.errors import writing
+from annot.live.request import Request, Result
+from annot.trial.records import BASE, Kind, Record, cache_variables, stem
+from annot.util.json_files import read_json, write_json
 
 LOSSES: Final = 6
 """First steps whose losses are compared. Rounding grows from step to step."""
@@ -66,10 +67,9 @@ class Runs:
         """Seconds that all runs took."""
         return sum(record.seconds for record in self.records)
 
-    def of(self, name: str, kind: Kind, stage: int | None = None) -> list[Record]:
-        """Return the finished runs of a name and a kind, all or those of a stage."""
-        records = [record for record in self.records if (record.name, record.kind) == (name, kind)]
-        return [record for record in records if stage is None or record.stage == stage]
+    def of(self, name: str, kind: Kind) -> list[Record]:
+        """Return the finished runs of a name and a kind."""
+        return [record for record in self.records if (record.name, record.kind) == (name, kind)]
 
     def run(self, name: str, kind: Kind, changes: Mapping[str, str], *, steps: int, stage: int = 0) -> Record:
         """Run the program, or return the record of an earlier trial with the same request.
@@ -98,14 +98,13 @@ class Runs:
             seed=program.seed,
         )
         number = len(self.of(name, kind)) + 1
-        record = read_record(self.folder / f"{stem(name, kind, number)}.json")
+        path = self.folder / f"{stem(name, kind, number)}.json"
+        record = read_json(path, Record)
         if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
             self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
-            try:
+            with writing(self.folder):
                 record = self._perform(name, kind, number, stage, request)
-            except OSError as error:
-                raise AnnotError(f"{self.folder} cannot be written: {error.strerror}") from None
-            write_record(self.folder, record)
+            write_json(path, record)
         self.records.append(record)
         return record
 
@@ -120,19 +119,20 @@ class Runs:
 
     def _perform(self, name: str, kind: Kind, number: int, stage: int, request: Request) -> Record:
         files, start = stem(name, kind, number), time.monotonic()
-        log, suffix = self.folder / f"{files}.txt", choose(self.program.collector).suffix
+        profile, running = f"{files}{choose(self.program.collector).suffix}", (self.folder / RUNNING).absolute()
+        run = MeasuredRun(
+            command=self.program.command,
+            request=msgspec.structs.replace(request, result=str(running / f"{files}.result")),
+            log=self.folder / f"{files}.txt",
+            environment=cache_variables(self.folder),
+            profile=running / profile if kind == "check" else None,
+            collector=self.program.collector,
+        )
         with running_folder(self.folder):
-            running = (self.folder / RUNNING).absolute()
-            asked = msgspec.structs.replace(request, result=str(running / f"{files}.result"))
-            if kind == "check":
-                status = self._profiled(asked, log, running / f"{files}{suffix}")
-            else:
-                status = self._measured(asked, log)
-            seconds = time.monotonic() - start
-            result, failure = read_result(Path(asked.result)), problem_of(status, log, None)
-            Path(asked.result).unlink(missing_ok=True)
-            keep_files(self.folder, last=f"{files}{suffix}")
-        profile = f"{files}{suffix}"
+            status = run.run()
+            seconds, result = time.monotonic() - start, run.result(status)
+            Path(run.request.result).unlink(missing_ok=True)
+            keep_files(self.folder, last=profile)
         return Record(
             name=name,
             kind=kind,
@@ -141,27 +141,10 @@ class Runs:
             request=request,
             status=status,
             seconds=round(seconds, 3),
-            problem=unmeasured(self.program.command, failure, log)
-            if result is None
-            else problem(result, failure, request),
-            result=result or Result(),
+            problem=problem(result, problem_of(status, run.log), request) if isinstance(result, Result) else result,
+            result=result if isinstance(result, Result) else Result(),
             profile=profile if (self.folder / profile).exists() else "",
         )
-
-    def _measured(self, request: Request, log: Path) -> int:
-        environment = cache_variables(self.folder)
-        return MeasuredRun(command=self.program.command, request=request, log=log, environment=environment).run()
-
-    def _profiled(self, request: Request, log: Path, profile: Path) -> int:
-        run = LoggedRun(
-            command=self.program.command,
-            profile=profile,
-            log=log,
-            collector=self.program.collector,
-            layers=True,
-            environment=cache_variables(self.folder) | variables(request),
-        )
-        return run.run()
 
 
 def problem(result: Result, failure: str | None, request: Request) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from annot.report.columns import Formatted
@@ -30,7 +30,8 @@ def print_answer(answer: Answer, console: Console) -> None:
     measured = [row for row in answer.rows if row.speedup is not None]
     console.print(Text(printable(_heading(answer)), style="bold"))
     if measured:
-        console.print(_table(answer, measured, console.width))
+        names = {row.name: row.verdict == "faster" for row in measured}
+        console.print(changes_table(names, _cells(answer, measured), _KEPT, console.width))
     for block in (_advice(answer), _layers(answer), _others(answer)):
         if block:
             console.print()
@@ -68,12 +69,20 @@ def _heading(answer: Answer) -> str:
     return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
-def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
-    labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
-    columns = [
-        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
-    ]
-    return fitted_table("Change", labels, columns, range(len(rows)), width)
+def changes_table(
+    names: Mapping[str, bool], cells: Mapping[str, Sequence[str]], kept: Collection[str], width: int
+) -> RenderableType:
+    """Return a table with a row for each change.
+
+    Args:
+        names: names of the changes, and whether each one is faster.
+        cells: texts of each column, by its title.
+        kept: columns that a narrow terminal has, too.
+        width: width of the terminal.
+    """
+    labels = [Text(printable(name), "bold" if is_faster else "") for name, is_faster in names.items()]
+    columns = [Formatted(title, texts.__getitem__, keep=title in kept) for title, texts in cells.items()]
+    return fitted_table("Change", labels, columns, range(len(labels)), width)
 
 
 def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from annot.report.columns import Formatted
-from annot.report.terminal.layout import fitted_table
+from annot.report.terminal.layout import plain_text
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
-from annot.trial.show import interval
+from annot.trial.show import changes_table, interval
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:
@@ -28,6 +27,11 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print()
     for line in _end(answer):
         console.print(Text(printable(line)), soft_wrap=True)
+
+
+def as_markdown(answer: LayerAnswer) -> Iterator[str]:
+    """Yield an answer as Markdown: the text for a terminal as a block of code."""
+    yield f"```text\n{plain_text(lambda console: print_layers(answer, console))}```\n"
 
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:
@@ -54,14 +58,9 @@ def _table(gains: Sequence[Gain], width: int) -> object:
         "First call": ["" if gain.first_ns is None else f"{gain.first_ns / 1e9:,.2f} s" for gain in gains],
         "Numbers": [_numbers(gain) for gain in gains],
     }
-    kept = ("After", "Speedup", "Numbers")
-    columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
-    labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
-    return fitted_table("Change", labels, columns, range(len(gains)), width)
-
-
-def _nth(texts: Sequence[str]) -> Callable[[int], str]:
-    return lambda place: texts[place]
+    filled = {title: texts for title, texts in cells.items() if any(texts)}
+    names = {gain.name: gain.is_faster for gain in gains}
+    return changes_table(names, filled, ("After", "Speedup", "Numbers"), width)
 
 
 def _numbers(gain: Gain) -> str:

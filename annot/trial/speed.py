@@ -48,6 +48,11 @@ class Speedup:
     high: float | None
     runs: int
 
+    def numbers(self) -> dict[str, float | None]:
+        """Return the times, and the factor with its interval, by the names that answers give them."""
+        ends = {"low": self.low, "high": self.high}
+        return {"before_ns": self.before_ns, "after_ns": self.after_ns, "speedup": self.factor, **ends}
+
     @property
     def is_faster(self) -> bool:
         """Whether the whole interval is above 1."""

@@ -1,7 +1,8 @@
 """Whether a changed program trains as before: the losses and parameters of its first steps, against those of the base.
 
-Two runs of the base with the same seed tell how far the program repeats its own losses. A change cannot be told from
-them within this spread.
+Two runs of the base with the same seed tell how far the program repeats its own losses. A run with parameters that
+differ in their last bit tells how far rounding grows in the program: a network with batch normalization and a large
+learning rate multiplies it by ten in each step. A change cannot be told from them within these differences.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ tolerance; changed: losses or parameters beyond it; diverged: a loss becomes NaN
 be compared."""
 _SPREADS: Final = 3.0
 """A difference of losses up to this many times that of two runs of the base is one of the program itself."""
-_LARGE: Final = 0.1
-"""Relative difference between losses of two runs of the base from which they prove nothing about a change."""
+_GROWTHS: Final = 10.0
+"""A difference up to this many times that by rounding of parameters is rounding. One rounding is one random sample:
+others grow to several times as much, or less, within the first steps."""
+_LARGE: Final = 0.3
+"""Relative difference of losses that says nothing about a change, if the program itself may cause it."""
 _AS_PERCENT: Final = 1e-4
 """Least ratio that is a percentage in words."""
 
@@ -34,13 +38,11 @@ class Training:
         verdict: see `Verdict`.
         text: the verdict in words, without full stop.
         difference: largest relative difference of a loss; None: unknown.
-        step: number of the first step that differs, from 1; None: none does.
     """
 
     verdict: Verdict
     text: str
     difference: float | None = None
-    step: int | None = None
 
     @property
     def is_same(self) -> bool:
@@ -56,6 +58,7 @@ def same_training(
     numbers: Numbers,
     tolerance: float,
     other_random: str = "",
+    rounded: Result | None = None,
 ) -> Training:
     """Compare the first steps of a changed run with those of the base.
 
@@ -66,6 +69,7 @@ def same_training(
         numbers: what the change may do to losses and parameters.
         tolerance: largest relative difference of losses that counts as rounding.
         other_random: see `Change.other_random`.
+        rounded: a run of the base whose parameters differ in their last bit; None: there is none.
 
     Example:
         >>> base = Result(losses=[2.0, 1.5])
@@ -78,23 +82,27 @@ def same_training(
     compared = changed.losses[: len(finite)]
     if None in compared:
         step = compared.index(None) + 1
-        return Training("diverged", f"loss is NaN or infinite from step {step} on", None, step)
+        return Training("diverged", f"loss is NaN or infinite from step {step} on")
     losses = _finite(compared)
     if len(losses) < len(finite):
-        return Training("changed", f"{len(losses)} steps instead of {len(finite)}", None, len(losses) + 1)
-    spread = _largest(_differences(finite, _finite(again.losses))) if again is not None else 0.0
-    if spread > _LARGE:
+        return Training("changed", f"{len(losses)} steps instead of {len(finite)}")
+    spread = _spread(finite, again)
+    growth = 0.0 if numbers == "same bits" else _spread(finite, rounded)
+    if _SPREADS * spread > _LARGE:
         return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
+    if _GROWTHS * growth > _LARGE:
+        return Training("unknown", f"rounding of parameters alone changes losses by {percent(growth)}")
     differences = _differences(finite, losses)
-    largest, limit = _largest(differences), max(tolerance, _SPREADS * spread)
+    largest, limit = _largest(differences), max(tolerance, _SPREADS * spread, _GROWTHS * growth)
     if largest > limit and other_random:
         return Training("unknown", f"{other_random}, and losses differ by {percent(largest)}", largest)
     if largest > limit:
         step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
         words = f"changes training from step {step} on: losses differ by {percent(largest)}"
-        return Training("changed", words, largest, step)
+        return Training("changed", words, largest)
     if largest > tolerance:
-        return Training("rounding", f"losses differ by {percent(largest)}, as in two runs without it", largest)
+        alike = "in two runs without it" if largest <= _SPREADS * spread else "by rounding of parameters alone"
+        return Training("rounding", f"losses differ by {percent(largest)}, as {alike}", largest)
     if largest:
         return Training("rounding", f"losses within {percent(largest)}", largest)
     return _equal_losses(base, again, changed, promised=numbers == "same bits")
@@ -108,16 +116,18 @@ def _equal_losses(base: Result, again: Result | None, changed: Result, *, promis
         return Training("equal", "same losses", 0.0)
     if base.parameters == changed.parameters:
         return Training("equal", "same losses and parameters", 0.0)
-    steps = base.hashed_steps
-    return Training("changed", f"other parameters after step {steps}, although losses are equal", 0.0, steps)
+    return Training("changed", f"other parameters after step {base.hashed_steps}, although losses are equal", 0.0)
 
 
-def repeats_losses(base: Result, again: Result) -> str:
-    """Return in words how far two runs of the base with the same seed have the same losses.
+def repeats_losses(base: Result, again: Result, rounded: Result | None = None) -> str:
+    """Return in words how far runs of the base with the same seed have the same losses.
+
+    Args:
+        base, again, rounded: as for `same_training`.
 
     Example:
-        >>> repeats_losses(Result(losses=[2.0, 1.5]), Result(losses=[2.0, 1.5]))
-        'two runs have the same losses'
+        >>> repeats_losses(*(Result(losses=losses) for losses in ([2.0, 1.5], [2.0, 1.5], [2.0, 1.53])))
+        'two runs have the same losses; rounding of parameters changes losses by 2%'
     """
     finite = _finite(base.losses)
     if len(finite) < len(base.losses):
@@ -125,10 +135,17 @@ def repeats_losses(base: Result, again: Result) -> str:
     if not finite:
         return "no loss was seen: whether training stays the same is unknown"
     largest = _largest(_differences(finite, _finite(again.losses)))
+    growth = _spread(finite, rounded)
+    grown = f"; rounding of parameters changes losses by {percent(growth)}" if growth else ""
     if not largest:
-        return "two runs have the same losses"
-    proves = ": too much to compare changes by" if largest > _LARGE else ""
-    return f"losses of two runs with the same seed differ by {percent(largest)}{proves}"
+        return f"two runs have the same losses{grown}"
+    proves = ": too much to compare changes by" if _SPREADS * largest > _LARGE else ""
+    return f"losses of two runs with the same seed differ by {percent(largest)}{proves}{grown}"
+
+
+def _spread(finite: Sequence[float], other: Result | None) -> float:
+    """The largest difference of the losses of another run of the base; 0: there is none."""
+    return 0.0 if other is None else _largest(_differences(finite, _finite(other.losses)))
 
 
 def _finite(losses: Sequence[float | None]) -> list[float]:

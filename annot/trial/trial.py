@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Final
 
 from annot.analyze.advice import advise
@@ -17,11 +18,9 @@ from annot.collect.alternate import in_turn
 from annot.errors import AnnotError
 from annot.runs.run import Run
 from annot.trial import speed
-from annot.trial.answer import Answer, Evaluation
-from annot.trial.changed_layers import changed_layers
-from annot.trial.combine import Combination, Step
+from annot.trial.answer import Answer, Evaluation, changed_layers
 from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
-from annot.trial.records import BASE, Record
+from annot.trial.records import BASE, ROUNDED, Kind, Record
 from annot.trial.runs import Runs
 
 ALL: Final = "all"
@@ -30,6 +29,12 @@ _COMBINED: Final = 0.6
 """Share of the budget that single changes have if combinations follow."""
 _FEWEST: Final = 3
 """Fewest measured steps."""
+_TOO_SMALL: Final = "the budget is too small"
+_FIRST_FAILURES: Final = {
+    f"{BASE}.check1": "the program does not run without changes",
+    f"{BASE}.check2": "a second run of the program failed",
+}
+"""How messages about failed runs without changes begin, by the stem of their files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +97,10 @@ class Trial:
         if self.candidates:
             planned = self._plan(first)
             self.steps = planned.steps
-            self._check(BASE)
-            alive = [name for name in planned.names if self._affordable(name) and self._is_alive(self._check(name))]
+            self._run(BASE, "check", steps=self.steps)
+            if self._may_round(planned.names):
+                self._run(ROUNDED, "check", steps=self.steps)
+            alive = [name for name in planned.names if self._affordable(name) and self._is_alive(name)]
             share = _COMBINED if question.combine and len(alive) > 1 else 1.0
             self._rounds([BASE, *alive], planned.rounds, budget=share * question.budget)
             if question.combine:
@@ -164,9 +171,7 @@ class Trial:
     def _base(self) -> Record:
         """Run the program without changes, and learn its framework and its number of steps."""
         question, warmup = self.question, self.runs.program.warmup
-        record = self.runs.run(BASE, "check", {}, steps=question.steps)
-        if record.problem:
-            raise AnnotError(f"the program does not run without changes: {record.problem}; output: {self._log(record)}")
+        record = self._run(BASE, "check", steps=question.steps)
         self.runs.framework = record.result.framework
         self.steps = steps_within(record.result, warmup, question.steps)
         if self.steps < min(_FEWEST, question.steps):
@@ -183,15 +188,33 @@ class Trial:
         left = self.seconds - self.runs.spent
         self.say(f"{line}, about {in_words(left)} left" if left > 0 else line)
 
-    def _log(self, record: Record) -> str:
-        return str(self.runs.log(record))
+    def _run(self, name: str, kind: Kind, *, steps: int, stage: int = 0) -> Record:
+        """Run the program. A run without changes that fails is an error, other failures are messages."""
+        record = self.runs.run(name, kind, self._lives(name), steps=steps, stage=stage)
+        if record.problem and name == BASE:
+            failure = _FIRST_FAILURES.get(record.stem, "a run without changes failed")
+            raise AnnotError(f"{failure}: {record.problem}; output: {self.runs.log(record)}")
+        if record.problem:
+            self.say(f"{name}: {record.problem}")
+        return record
+
+    def _lives(self, name: str) -> dict[str, str]:
+        """The changes of a run, for its request."""
+        if name == ROUNDED:
+            return {name: f"annot.live.{self.runs.framework}_changes:{name}"}
+        return {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
+
+    def _may_round(self, names: Sequence[str]) -> bool:
+        """Whether a change may round otherwise, in a program with losses."""
+        losses = any(record.result.losses for record in self.runs.of(BASE, "check"))
+        return losses and any(self.candidates[name].change.numbers != "same bits" for name in names)
 
     def _choose(self) -> dict[str, Candidate]:
         """Return the changes to try, the most promising one first."""
         profile = self.runs.profile(BASE)
         if profile is None:
             if not self.question.changes:
-                log = self._log(self.runs.records[0])
+                log = self.runs.log(self.runs.records[0])
                 raise AnnotError(f"no profile was written, so name the changes with --change; output: {log}")
             return choose(self.question.changes, {}, self.runs.framework)
         run = Run(profile)
@@ -214,35 +237,30 @@ class Trial:
             budget=question.budget,
             spent=self.runs.spent,
         )
-        self.left_out |= dict.fromkeys(planned.left_out, "the budget is too small")
+        self.left_out |= dict.fromkeys(planned.left_out, _TOO_SMALL)
         rounds = f"{planned.rounds} round{'s' * (planned.rounds > 1)}"
         self.seconds, about = planned.seconds, in_words(planned.seconds - self.runs.spent)
         self.say(f"plan: {', '.join(planned.names)}; {rounds} of {planned.steps} steps each, about {about}")
         return planned
 
-    def _check(self, name: str) -> Record:
-        record = self.runs.run(name, "check", self._lives(name), steps=self.steps)
-        if record.problem and name == BASE:
-            raise AnnotError(f"a second run of the program failed: {record.problem}; output: {self._log(record)}")
-        if record.problem:
-            self.say(f"{name}: {record.problem}")
-        return record
-
-    def _is_alive(self, record: Record) -> bool:
-        """Whether a change is worth timing: its run has neither failed nor diverged."""
-        row = self.evaluation().row(record.name)
-        return row.verdict == "not measured"
+    def _is_alive(self, name: str) -> bool:
+        """Check training, and return whether a change is worth timing: its run has neither failed nor diverged."""
+        self._run(name, "check", steps=self.steps)
+        return self.evaluation().row(name).verdict == "not measured"
 
     def _affordable(self, name: str) -> bool:
         """Whether the budget has time for a change: a checked run, and the fewest rounds with those checked before."""
         checks = [record for record in self.runs.records if record.kind == "check"]
         mean = self.runs.spent / len(checks)
-        checked = {record.name for record in checks} - {BASE}
-        needed = mean + FEWEST_TIMED * mean * (len(checked) + 2)
-        if not checked or self.runs.spent + needed <= self.question.budget:
-            return True
-        self.left_out[name] = "the budget is too small"
-        return False
+        checked = {record.name for record in checks} - {BASE, ROUNDED}
+        return not checked or self._has_time(name, mean + FEWEST_TIMED * mean * (len(checked) + 2))
+
+    def _has_time(self, name: str, seconds: float) -> bool:
+        """Whether the budget has some seconds for a change, which else is left out."""
+        has_time = self.runs.spent + seconds <= self.question.budget
+        if not has_time:
+            self.left_out[name] = _TOO_SMALL
+        return has_time
 
     def _rounds(self, names: Sequence[str], rounds: int, *, budget: float, stage: int = 0) -> None:
         """Measure names in turns. One that fails is left out of later rounds."""
@@ -252,40 +270,32 @@ class Trial:
                 return
             before = self.runs.spent
             for name in in_turn(tuple(alive), done):
-                record = self.runs.run(name, "timed", self._lives(name), steps=self.steps, stage=stage)
-                if record.problem and name == BASE:
-                    raise AnnotError(f"a run without changes failed: {record.problem}; output: {self._log(record)}")
-                if record.problem:
-                    self.say(f"{name}: {record.problem}")
+                if self._run(name, "timed", steps=self.steps, stage=stage).problem:
                     alive.remove(name)
             last = self.runs.spent - before
 
     def _combine(self) -> None:
-        """Add changes to the best one, and keep what makes it faster."""
-        changes = {name: candidate.change for name, candidate in self.candidates.items()}
-        combination = Combination(self.evaluation().rows(), changes)
+        """Add the next best changes to the best one, step by step, and keep what makes it faster."""
+        kept, *others = [row.name for row in self.evaluation().rows() if row.verdict == "faster"] or [BASE]
         stage = 0
-        while (step := combination.next()) is not None and self._affordable_step(step):
-            stage += 1
-            if not self._is_alive(self._check(step.name)):
+        for name in others:
+            if self._excluded(name, kept):
                 continue
-            self._rounds([BASE, step.kept, step.name], self.question.rounds, budget=self.question.budget, stage=stage)
-            gained = self.evaluation().speedup(step.name, step.kept)
-            if gained is not None and gained.is_faster and self.evaluation().row(step.name).verdict == "faster":
-                combination.keep(step)
+            stage, both = stage + 1, f"{kept}+{name}"
+            runs = [record.seconds for record in self.runs.of(BASE, "timed") + self.runs.of(kept, "timed")]
+            if not self._has_time(both, fmean(runs) * (2 + 3 * FEWEST_TIMED)):
+                return
+            if not self._is_alive(both):
+                continue
+            self._rounds([BASE, kept, both], self.question.rounds, budget=self.question.budget, stage=stage)
+            gained = self.evaluation().speedup(both, kept)
+            if gained is not None and gained.is_faster and self.evaluation().row(both).verdict == "faster":
+                kept = both
 
-    def _affordable_step(self, step: Step) -> bool:
-        runs = [record.seconds for record in self.runs.of(BASE, "timed") + self.runs.of(step.kept, "timed")]
-        mean = sum(runs) / len(runs)
-        needed = mean * (2 + 3 * FEWEST_TIMED)
-        if self.runs.spent + needed <= self.question.budget:
-            return True
-        self.left_out[step.name] = "the budget is too small"
-        return False
-
-    def _lives(self, name: str) -> dict[str, str]:
-        """The changes of a name, for a request."""
-        return {} if name == BASE else {each: self.candidates[each].change.live for each in name.split("+")}
+    def _excluded(self, name: str, kept: str) -> bool:
+        """Whether a change excludes one of those that are kept."""
+        groups = {self.candidates[each].change.group for each in kept.split("+")} - {""}
+        return self.candidates[name].change.group in groups
 
 
 def choose(asked: Sequence[str], fits: Mapping[str, Candidate], framework: str) -> dict[str, Candidate]:
@@ -299,7 +309,7 @@ def choose(asked: Sequence[str], fits: Mapping[str, Candidate], framework: str) 
     Raises:
         AnnotError: a change is for another framework.
     """
-    every = {name: Candidate(change, None, "") for name, change in all_changes().items()}
+    every = {name: Candidate(change, None) for name, change in all_changes().items()}
     if ALL in asked:
         others = {name: other for name, other in every.items() if other.change.framework == framework}
         return {**fits, **{name: other for name, other in others.items() if name not in fits}}

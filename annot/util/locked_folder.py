@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, writing
 
 
 @contextmanager
@@ -22,11 +22,9 @@ def locked(folder: Path, name: str, other: str) -> Iterator[None]:
     Raises:
         AnnotError: another process holds the lock, or the folder cannot be written.
     """
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / name).open("w")
-    except OSError as error:
-        raise AnnotError(f"{folder} cannot be written: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

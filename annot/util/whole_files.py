@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from annot.errors import AnnotError
+from annot.errors import writing
 
 
 @contextmanager
@@ -46,8 +46,5 @@ def write_file(path: str | os.PathLike[str], content: Iterable[bytes], *, force:
     Raises:
         AnnotError: the file exists and `force` is false, or it cannot be written.
     """
-    try:
-        with created(path, force=force) as file:
-            file.writelines(content)
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
+    with writing(path), created(path, force=force) as file:
+        file.writelines(content)

@@ -64,6 +64,13 @@ def test_quantiles_of_the_t_distribution(level: float, freedom: float) -> None:
     assert statistics.t_quantile(level, freedom) == pytest.approx(scipy.stats.t.isf(level / 2, freedom), rel=1e-7)
 
 
+@settings(max_examples=examples(100), deadline=None)
+@given(st.floats(0, 1e3), st.floats(0.5, 1e4), st.floats(0.5, 1e4))
+def test_ratios_of_variances(ratio: float, freedom: float, other: float) -> None:
+    expected = scipy.stats.f.sf(ratio, freedom, other)
+    assert statistics.f_p_value(ratio, freedom, other) == pytest.approx(expected, rel=1e-7, abs=1e-200)
+
+
 def test_the_normal_distribution_is_that_of_many_degrees_of_freedom() -> None:
     assert statistics.t_p_value(2.5, math.inf) == pytest.approx(2 * scipy.stats.norm.sf(2.5))
 

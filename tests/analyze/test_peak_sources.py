@@ -19,6 +19,7 @@ from annot.analyze.roofline import layer_roofline
 from annot.attribution.attribute import attribute
 from annot.errors import AnnotError
 from annot.profile import Profile
+from annot.util.json_files import as_json
 
 A100 = {
     "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "smCount": 108, "clockRate": 1_410_000_000,
@@ -36,7 +37,7 @@ def calibration(device: str = A100["name"], threads: int | None = None, **rates:
 def write(path: Path | None, contents: Calibration | bytes) -> Path:
     assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(contents if isinstance(contents, bytes) else contents.as_bytes())
+    path.write_bytes(contents if isinstance(contents, bytes) else as_json(contents))
     return path
 
 
@@ -163,7 +164,7 @@ def test_a_damaged_file_is_named_and_skipped(folder: Path) -> None:
 )  # fmt: skip
 def test_damaged_files_are_refused(before: bytes, after: bytes, tmp_path: Path) -> None:
     """One sentence names the file; nothing of it is used."""
-    contents = calibration().as_bytes()
+    contents = as_json(calibration())
     assert before in contents
     path = write(tmp_path / "x.json", contents.replace(before, after, 1))
     with pytest.raises(AnnotError, match=r"x\.json is not a file of annot calibrate, or damaged: .") as caught:
@@ -190,7 +191,7 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
     )
 )  # fmt: skip
 def test_files_are_read_as_they_were_written(contents: Calibration) -> None:
-    assert msgspec.json.decode(contents.as_bytes(), type=Calibration) == contents
+    assert msgspec.json.decode(as_json(contents), type=Calibration) == contents
 
 
 def test_without_a_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:

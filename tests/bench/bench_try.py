@@ -3,13 +3,14 @@
 Run by hand on a quiet machine, about an hour for the six programs: ``python tests/bench/bench_try.py measure FOLDER``.
 The programs of Keras need an environment with TensorFlow, and the same folder. For each program of `try_programs`,
 `annot try` measures the changes that can help. Then copies with the same changes, see `try_edits`, run in turns with
-the program, each in a fresh process. A program prints the time of each step. Its step time is the median over blocks of
-at least five steps, of the same steps that `annot try` measures.
+the program, each in a fresh process. A program prints the time of each step. Its step time is that of the same steps
+that `annot try` measures, from their times in the same way.
 
 ``python tests/bench/bench_try.py table FOLDER`` prints what was measured, as Markdown:
 
 - agree: both intervals overlap. A change that fails by hand must fail in `annot try`, too, and one that is not applied
-  must change nothing by hand. If the loss of the program itself is NaN, `annot try` must say so.
+  must change nothing by hand; "-": the program has nothing that the change could be made to by hand. If the loss of the
+  program itself is NaN, `annot try` must say so.
 - order: `annot try` has the change on the right side of each other change whose interval by hand is apart.
 - bound: share of the step that advice says the change saves at most; gain: share that `annot try` measured.
 
@@ -30,22 +31,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from try_edits import EDITS, PROGRAMS, edited
 
-from annot.analyze.comparison.evidence import Evidence
+from annot.live.request import Result
+from annot.trial.speed import speedup, steadiest
 
-LEVEL: Final = 0.01
-"""Error level of the intervals, that of `annot try`."""
 NEEDS: Final = {"hf_trainer": ("torch", "transformers"), "keras_cnn": ("tensorflow", "keras")}
 """Packages of programs; those of the others are PyTorch's."""
 CHANGES: Final = {"gradient_penalty": "compile", "prices": "bf16,fp16", "nan_loss": "compile"}
 """Changes to try on a program; for the others those that can help."""
-_BLOCK: Final = 5
-"""Fewest steps of a block."""
 _BASE: Final = "base"
 _LINE: Final = re.compile(r"^step (\d+): loss (\S+) at (\S+) s$", re.M)
+
+
+Run: TypeAlias = "list[int] | str"
+"""Times (ns) of the measured steps, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,24 +142,24 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def by_hand(program: str, names: Sequence[str], window: tuple[int, int], options: argparse.Namespace) -> None:
-    """Run copies of a program in turns, and write the step times (s) or problems of each run into the folder."""
+    """Run copies of a program in turns, and write the step times or problems of each run into the folder."""
     copies, stored = options.folder / program, options.folder / f"{program}.hand.json"
     copies.mkdir(exist_ok=True)
     (copies / f"{_BASE}.py").write_text((PROGRAMS / f"{program}.py").read_text(encoding="utf-8"), encoding="utf-8")
     for name in names:
         (copies / f"{name}.py").write_text(edited(program, name), encoding="utf-8")
-    runs: dict[str, list[float | str]] = json.loads(stored.read_bytes()) if stored.exists() else {}
+    runs: dict[str, list[Run]] = json.loads(stored.read_bytes()) if stored.exists() else {}
     for number in range(options.rounds):
         for name in [_BASE, *names][:: -1 if number % 2 else 1]:
             of_copy = runs.setdefault(name, [])
             if len(of_copy) <= number:
                 of_copy.append(_run(copies / f"{name}.py", window))
                 stored.write_text(json.dumps(runs))
-                print(f"  {name} {number + 1} of {options.rounds}: {of_copy[-1]}", flush=True)
+                print(f"  {name} {number + 1} of {options.rounds}: {_in_words(of_copy[-1])}", flush=True)
 
 
-def _run(script: Path, window: tuple[int, int]) -> float | str:
-    """Return the step time (s) of a run, or its problem."""
+def _run(script: Path, window: tuple[int, int]) -> Run:
+    """Return the times (ns) of the measured steps of a run, or its problem."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANNOT_")}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -166,38 +168,46 @@ def _run(script: Path, window: tuple[int, int]) -> float | str:
     wrong = next((step for step, loss, _ in stamps if not abs(loss) < float("inf")), None)
     if wrong is not None:
         return f"the loss of step {wrong + 1} is NaN or infinite"
-    return step_seconds([(step + 1, seconds) for step, _, seconds in stamps], *window)
+    return step_times([(step + 1, seconds) for step, _, seconds in stamps], *window)
 
 
-def step_seconds(stamps: Sequence[tuple[int, float]], start: int, end: int) -> float:
-    """Return the median time of a step over blocks of steps.
+def step_times(stamps: Sequence[tuple[int, float]], start: int, end: int) -> list[int]:
+    """Return the times (ns) of steps. Steps between two stamps share their time.
 
     Args:
         stamps: number of finished steps, and the time (s) then.
-        start, end: finished steps between which the blocks are, if there are stamps then.
+        start, end: finished steps between which the times are, if there are stamps then.
 
     Example:
-        >>> step_seconds([(count, 2.0 * count) for count in range(1, 31)], 3, 30)
-        2.0
+        >>> step_times([(1, 2.0), (2, 4.0), (4, 5.0)], 1, 4)
+        [2000000000, 500000000, 500000000]
     """
-    edges = list[tuple[int, float]]()
-    for done, seconds in stamps:
-        if start <= done <= end and (not edges or done - edges[-1][0] >= _BLOCK):
-            edges.append((done, seconds))
-    return median((after - before) / (last - first) for (first, before), (last, after) in pairwise(edges))
+    times = list[int]()
+    for (first, before), (last, after) in pairwise(stamps):
+        if start <= first < end:
+            times += [round((after - before) * 1e9 / (last - first))] * (last - first)
+    return times
 
 
-def speedup_by_hand(runs: Mapping[str, Sequence[float | str]], name: str) -> Speedup:
-    """Return the speedup of a copy over the program."""
-    sides = runs.get(_BASE, ()), runs.get(name, ())
-    problem = next((run for side in sides for run in side if isinstance(run, str)), "")
-    times = [[run for run in side if isinstance(run, float)] for side in sides]
-    if problem or not all(times):
-        return Speedup(problem=problem)
-    shift = Evidence((len(times[0]), len(times[1])), True, LEVEL).shift((*times[0], *times[1]))
-    if shift is None or shift.low is None or shift.high is None:
-        return Speedup(None if shift is None else 1 / shift.factor)
-    return Speedup(1 / shift.factor, 1 / shift.high, 1 / shift.low)
+def _in_words(run: Run) -> str:
+    return run if isinstance(run, str) else f"{median(run) / 1e6:.1f} ms"
+
+
+def by_hand_speedups(runs: Mapping[str, Sequence[Run]]) -> dict[str, Speedup]:
+    """Return the speedup of each copy over the program."""
+    results = {
+        name: [Result(step_ns=run, device="cpu") for run in of_copy if not isinstance(run, str)]
+        for name, of_copy in runs.items()
+    }
+    problems = {name: next((run for run in runs[name] if isinstance(run, str)), "") for name in runs}
+    share, speedups = steadiest(results.values()), {}
+    for name in runs:
+        times = speedup(results[_BASE], results[name], share)
+        problem = problems[_BASE] or problems[name]
+        speedups[name] = (
+            Speedup(problem=problem) if times is None else Speedup(times.factor, times.low, times.high, problem)
+        )
+    return speedups
 
 
 def table(options: argparse.Namespace) -> None:
@@ -215,10 +225,11 @@ def table(options: argparse.Namespace) -> None:
     print("", *notes, sep="\n")
 
 
-def _lines(program: str, said: Mapping[str, Any], runs: Mapping[str, Sequence[float | str]]) -> Iterator[str]:
+def _lines(program: str, said: Mapping[str, Any], runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     rows = tried(said)
     is_nan = any(isinstance(run, str) for run in runs[_BASE]) and "NaN" in said["repeats"]
-    hands = {row.change: speedup_by_hand(runs, row.change) for row in rows}
+    by_hand = by_hand_speedups(runs)
+    hands = {row.change: by_hand.get(row.change, Speedup()) for row in rows}
     for place, row in enumerate(rows):
         hand, ours = hands[row.change], row.speedup
         order = all(
@@ -229,7 +240,7 @@ def _lines(program: str, said: Mapping[str, Any], runs: Mapping[str, Sequence[fl
         )
         gain = None if ours.factor is None else 1 - 1 / ours.factor
         exceeds = None not in (row.bound, ours.low) and (row.bound or 0) < 1 - 1 / (ours.low or 1)
-        agrees = "yes" if is_nan else _agreement(hand, ours)
+        agrees = "yes" if is_nan else "-" if row.change not in runs else _agreement(hand, ours)
         cells = [program, row.change, str(hand), str(row), agrees, "yes" if order else "NO"]
         cells += [_percent(row.bound), _percent(gain) + " (more)" * exceeds]
         yield f"| {' | '.join(cells)} |"
@@ -257,7 +268,7 @@ def main() -> None:
     measuring.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(EDITS)}; default: all")
     measuring.add_argument("--change", default="", metavar="NAME,...", help="default: those that can help")
     measuring.add_argument("--rounds", type=int, default=5)
-    measuring.add_argument("--steps", type=int, default=30)
+    measuring.add_argument("--steps", type=int, default=25)
     measuring.add_argument("--collector", default="auto", help="as for annot try")
     measuring.set_defaults(run=measure)
     printing = verbs.add_parser("table")

@@ -101,6 +101,7 @@ _LOADER = "    loader = DataLoader(Images(), BATCH)\n"
 _CORES, _OS = "len(os.sched_getaffinity(0))", ("import time\n", "import os\nimport time\n")
 _GPT, _BERT = "    model = GPT().to(device)\n", "    model = BertForSequenceClassification(config)\n"
 _OPTIMIZER_OF_TRAINER = '            optim="adamw_torch",\n'
+_ON_CPU = "use_cpu=not torch.cuda.is_available()"  # without it, Trainer refuses lower precision on a CPU
 _TRAINED = "        Trainer(model, arguments, train_dataset=Reviews(), callbacks=[Log()]).train()\n"
 _POLICY = '    keras.mixed_precision.set_global_policy("{}")\n'
 _SEED_OF_KERAS = "    keras.utils.set_random_seed(0)\n"
@@ -152,8 +153,8 @@ EDITS: Final[dict[str, dict[str, Edits]]] = {
     "hf_trainer": {
         "compile": ((_BERT, f"{_BERT}    model.compile()\n"),),
         "compile-blocks": ((_BERT, f"{_BERT}    for layer in model.bert.encoder.layer:\n        layer.compile()\n"),),
-        "bf16": _in_trainer("bf16=True"),
-        "fp16": _in_trainer("fp16=True"),
+        "bf16": _in_trainer(f"bf16=True, {_ON_CPU}"),
+        "fp16": _in_trainer(f"fp16=True, {_ON_CPU}"),
         "tf32": _in_trainer("tf32=True"),
         "fused": ((_OPTIMIZER_OF_TRAINER, _OPTIMIZER_OF_TRAINER.replace('torch"', 'torch_fused"')),),
         "workers": (

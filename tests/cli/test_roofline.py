@@ -14,6 +14,7 @@ from annot.analyze.peaks import Calibration
 from annot.cli.main import main
 from annot.runs.run import Run
 from annot.runs.selection import Selection
+from annot.util.json_files import write_json
 
 US = 1000
 
@@ -75,7 +76,7 @@ def test_unknown_device_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFi
 def test_peaks_of_a_file(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The bounds are those under the roofs of the file, in the roofline, the report and the page."""
     slow = Calibration("Slow", None, {"f32": 1e9}, 1e12, {}, datetime.date(2026, 1, 2), {})
-    (tmp_path / "slow.json").write_bytes(slow.as_bytes())
+    write_json(tmp_path / "slow.json", slow)
     words = [str(source), "--peaks", str(tmp_path / "slow.json")]
     peaks = {"device": "Slow", "flops": {"f32": 1e9}, "bandwidth": 1e12}
     for verb in (["roofline"], ["report", "--columns", "roofline"]):

@@ -484,3 +484,8 @@ def test_changes_without_their_object_are_skipped() -> None:
     result, _ = measured("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))", "fused", "workers")
     unreached = "the program has not reached the code that it changes"
     assert result.skipped == {"fused": unreached, "workers": unreached}
+
+
+def test_rounding_changes_parameters_in_their_last_bit() -> None:
+    by_hand = edited(("# setup", "with torch.no_grad():\n    for p in model.parameters():\n        p *= 1 + 2**-23"))
+    assert_as_by_hand(PROGRAM, by_hand, "rounding")

@@ -60,13 +60,13 @@ def peak(view: str, profile: Path, out: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_event_takes_few_bytes(view: str, profiles: dict[int, Path], tmp_path: Path) -> None:
-    """Threads that work at the same time add to a peak by chance, so that the lower of two counts."""
+    """Threads that work at the same time add to a peak by chance, so that the lowest of three counts."""
 
-    def bytes_of_an_event() -> float:
-        few, many = (peak(view, profiles[events], tmp_path / f"{events}") for events in (FEW, MANY))
+    def bytes_of_an_event(attempt: int) -> float:
+        few, many = (peak(view, profiles[events], tmp_path / f"{events}-{attempt}") for events in (FEW, MANY))
         return (many - few) / (MANY - FEW)
 
-    assert any(bytes_of_an_event() < VIEWS[view][1] for _ in range(2))
+    assert any(bytes_of_an_event(attempt) < VIEWS[view][1] for attempt in range(3))
 
 
 @pytest.mark.parametrize("form", ["trace", "tensorboard"])

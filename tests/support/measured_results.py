@@ -48,7 +48,7 @@ def change(name: str, numbers: Numbers = "rounding", tolerance: float = 0.01, **
 
 def candidates(*names: str, **bounds: float) -> dict[str, Candidate]:
     """Return changes to try; those with a bound are proposed by advice."""
-    return {name: Candidate(change(name), bounds.get(name), "rule" if name in bounds else "") for name in names}
+    return {name: Candidate(change(name), bounds.get(name)) for name in names}
 
 
 class Records(list[Record]):

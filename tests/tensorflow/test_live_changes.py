@@ -235,3 +235,11 @@ def test_a_program_that_breaks_under_a_change(tmp_path: Path) -> None:
     assert isinstance(result, Result)
     assert (status, result.applied, result.ended, result.step_ns) == (1, {"jit": "net"}, "program", [])
     assert result.error.startswith("InvalidArgumentError: ")
+
+
+def test_rounding_changes_weights_in_their_last_bit() -> None:
+    optimizer = keras.optimizers.SGD(0.0)
+    (model, result), kept = tried("rounding", fit, optimizer=optimizer), network()
+    assert result.applied == {"rounding": "net"}
+    for weight, other in zip(model.trainable_weights, kept.trainable_weights, strict=True):
+        assert (weight == other * (1 + 2.0**-23)).numpy().all()

@@ -11,6 +11,7 @@ from annot.errors import AnnotError
 from annot.live.request import LAYER_CHANGES, AlternativeTimes, Difference, LayerTimes
 from annot.report.terminal.layout import plain_text
 from annot.trial.layer import LayerAnswer, LayerQuestion, layer_row, run_layer, step_speedup
+from annot.trial.runs import Program
 from annot.trial.show_layer import print_layers
 
 SAME = Difference(largest=0.0, relative=0.0, same_bits=True)
@@ -125,13 +126,13 @@ def test_notes() -> None:
 
 
 def test_a_program_without_a_model(tmp_path: Path) -> None:
-    question = LayerQuestion(command=(sys.executable, "-c", "print(1)"), patterns=("**",), changes=())
+    question = LayerQuestion(program=Program(command=(sys.executable, "-c", "print(1)")), patterns=("**",), changes=())
     with pytest.raises(AnnotError, match=r"no layer was timed: no step of a model was seen: .*; output: .*layers\.txt"):
         run_layer(question, tmp_path)
 
 
 def test_a_program_that_fails(tmp_path: Path) -> None:
-    question = LayerQuestion(command=(sys.executable, "-c", "1 / 0"), patterns=("**",), changes=())
+    question = LayerQuestion(program=Program(command=(sys.executable, "-c", "1 / 0")), patterns=("**",), changes=())
     with pytest.raises(AnnotError, match="no layer was timed: ZeroDivisionError: division by zero"):
         run_layer(question, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["layers.txt"]

@@ -8,7 +8,8 @@ import pytest
 from measured_results import Records
 
 from annot.errors import AnnotError
-from annot.trial.records import ANSWER, Identity, cache_variables, open_folder, read_record, write_record
+from annot.trial.records import ANSWER, Identity, Record, cache_variables, open_folder
+from annot.util.json_files import read_json, write_json
 from annot.util.program import digest_of_modules
 
 COMMAND = ("python", "train.py")
@@ -110,18 +111,18 @@ def test_records_are_kept_until_restart() -> None:
     records = Records()
     records.check(losses=[1.0, None])
     folder = opened()
-    write_record(folder, records[0])
     path = folder / "base.check1.json"
+    write_json(path, records[0])
     (folder / "running").mkdir()
     (folder / "running" / "part").write_text("")
-    assert read_record(path) == records[0]
+    assert read_json(path, Record) == records[0]
     assert opened() == folder
-    assert read_record(path) == records[0]
+    assert read_json(path, Record) == records[0]
     assert not (folder / "running").exists()
     opened(restart=True)
-    assert read_record(path) is None
+    assert read_json(path, Record) is None
     path.write_text('{"name": 1}')
-    assert read_record(path) is None
+    assert read_json(path, Record) is None
 
 
 def test_compiled_kernels_are_those_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,11 @@ def compared(
     changed = Result(losses=losses, parameters=values.pop("after", "abc"), hashed_steps=values.pop("hashed", 4))
     other = None if again is None else Result(losses=again, parameters=values.pop("repeated", base.parameters))
     random = values.pop("other_random", "")
-    return same_training(base, other, changed, numbers=numbers, tolerance=tolerance, other_random=random)
+    losses_of_rounded = values.pop("rounded", None)
+    rounded = None if losses_of_rounded is None else Result(losses=losses_of_rounded)
+    return same_training(
+        base, other, changed, numbers=numbers, tolerance=tolerance, other_random=random, rounded=rounded
+    )
 
 
 def test_equal_losses() -> None:
@@ -40,7 +44,7 @@ def test_the_tolerance_of_a_loss(factor: float, verdict: str) -> None:
 
 def test_the_first_step_that_differs() -> None:
     training = compared([2.0, 1.6, 1.5, 0.2])
-    assert (training.verdict, training.step) == ("changed", 3)
+    assert training.verdict == "changed"
     assert training.text.startswith("changes training from step 3 on: losses differ by ")
     assert compared([2.0, 1.6, 1.2, 1.0 + 1e-9], "same bits", 0.0).verdict == "changed"
 
@@ -74,7 +78,7 @@ def test_a_program_whose_own_loss_is_nan() -> None:
 
 def test_parameters_of_changes_that_promise_the_same_bits() -> None:
     training = compared(LOSSES, "same bits", 0.0, after="other")
-    assert (training.verdict, training.step) == ("changed", 4)
+    assert (training.verdict, training.text) == ("changed", "other parameters after step 4, although losses are equal")
     assert compared(LOSSES, "rounding", 0.01, after="other").verdict == "equal"
     assert compared(LOSSES, "same bits", 0.0, after="other", repeated="third").verdict == "equal"
     assert compared(LOSSES, "same bits", 0.0, after="").verdict == "equal"
@@ -111,3 +115,18 @@ def test_how_far_a_program_repeats_its_losses() -> None:
         assert ("too much to compare changes by" in text) is proves
     assert "no loss was seen" in repeats_losses(Result(), Result())
     assert not math.isnan(base.losses[0] or 0.0)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.19, "rounding"), (1.21, "changed")])
+def test_rounding_that_grows(factor: float, verdict: str) -> None:
+    """Ten times what rounding of parameters does is rounding, unless the change promises the same bits."""
+    rounded = [2.0, 1.6, 1.2, 1.02]
+    training = compared([2.0, 1.6, 1.2, factor], rounded=rounded)
+    assert training.verdict == verdict
+    assert compared([2.0, 1.6, 1.2, factor], "same bits", 0.0, rounded=rounded).verdict == "changed"
+
+
+@pytest.mark.parametrize(("rounded", "verdict"), [(1.029, "changed"), (1.031, "unknown")])
+def test_a_program_that_multiplies_rounding(rounded: float, verdict: str) -> None:
+    training = compared([2.0, 1.6, 1.2, 1.5], rounded=[2.0 * rounded, 1.6, 1.2, 1.0])
+    assert (training.verdict, "rounding of parameters" in training.text) == (verdict, verdict == "unknown")

@@ -15,11 +15,20 @@ from measured_results import LOSSES, result
 from annot.changes.registry import all_changes
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
-from annot.trial.records import BASE, Kind, Record
+from annot.trial.records import BASE, ROUNDED, Kind, Record
 from annot.trial.runs import Program, Runs
 from annot.trial.trial import ALL, Question, Trial, choose
 
-SPEED = {"compile": 0.5, "bf16": 0.8, "sdpa-math": 0.85, "fused": 0.9, "set-to-none": 1.0}
+SPEED = {
+    "compile": 0.5,
+    "compile-blocks": 0.6,
+    "foreach": 0.95,
+    "bf16": 0.8,
+    "sdpa-math": 0.85,
+    "fused": 0.9,
+    "set-to-none": 1.0,
+    ROUNDED: 1.0,
+}
 
 
 class MadeRuns(Runs):
@@ -67,8 +76,8 @@ def test_rounds_are_in_turns(tmp_path: Path) -> None:
     tried, said = trial(runs)
     tried.run()
     kinds = [(record.name, record.kind) for record in runs.records]
-    assert kinds[:5] == [(name, "check") for name in (BASE, BASE, *NAMES)]
-    order = [name for name, _ in kinds[5:]]
+    assert kinds[:6] == [(name, "check") for name in (BASE, BASE, ROUNDED, *NAMES)]
+    order = [name for name, _ in kinds[6:]]
     assert order == [BASE, *NAMES, *reversed([BASE, *NAMES]), BASE, *NAMES]
     answer = tried.answer()
     assert [row.name for row in answer.rows] == ["compile", "bf16", "fused"]
@@ -122,6 +131,12 @@ def test_combinations_keep_what_helps(tmp_path: Path) -> None:
     assert asked.changes == {name: all_changes()[name].live for name in ("compile", "bf16")}
 
 
+def test_changes_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
+    runs = MadeRuns(tmp_path)
+    trial(runs, changes=("compile", "compile-blocks", "fused", "foreach"), combine=True)[0].run()
+    assert {record.name for record in runs.records if "+" in record.name} == {"compile+fused"}
+
+
 def test_the_budget_ends_rounds_and_leaves_changes_out(tmp_path: Path) -> None:
     runs = MadeRuns(tmp_path, seconds=10.0)
     tried, _ = trial(runs, budget=205.0, rounds=9)
@@ -132,7 +147,7 @@ def test_the_budget_ends_rounds_and_leaves_changes_out(tmp_path: Path) -> None:
     (tried, _) = trial(few, budget=100.0, rounds=9)
     tried.run()
     assert tried.left_out == {"bf16": "the budget is too small", "fused": "the budget is too small"}
-    assert {record.name for record in few.records} == {BASE, "compile"}
+    assert {record.name for record in few.records} == {BASE, ROUNDED, "compile"}
 
 
 def test_a_short_program_has_fewer_measured_steps(tmp_path: Path) -> None:
@@ -154,7 +169,7 @@ def test_a_short_program_has_fewer_measured_steps(tmp_path: Path) -> None:
 def test_an_interrupted_trial_answers_what_is_measured(tmp_path: Path) -> None:
     class Interrupted(MadeRuns):
         def _perform(self, name: str, kind: Kind, number: int, stage: int, request: Request) -> Record:
-            if len(self.records) == 5 + 4 * 2 + 1:
+            if len(self.records) == 6 + 4 * 2 + 1:
                 raise KeyboardInterrupt
             return super()._perform(name, kind, number, stage, request)
 
@@ -180,7 +195,7 @@ def test_a_trial_continues_with_the_runs_of_the_same_requests(tmp_path: Path) ->
     other.program = Program(command=other.program.command, warmup=2, seed=1)
     said.clear()
     Trial(Question(changes=NAMES, rounds=3, steps=12), other, said.append).run()
-    assert sum("check" in line for line in said) == 5
+    assert sum("check" in line for line in said) == 6
 
 
 def test_which_changes_are_tried() -> None:

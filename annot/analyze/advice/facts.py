@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +35,7 @@ from annot.attribution.summary import by_step, step_statistics
 from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
 from annot.labels.tag import COMPILED, Tag, parse
+from annot.util.packaged_tables import packaged_table
 
 LEAST_SHARE: Final = 0.1
 """Share of the step from which a part of it is worth other code, such as a fused layer. The verdict names no smaller
@@ -185,18 +185,26 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes: tuple[str, ...] = ()
 
 
+class CopyText(Text, frozen=True, forbid_unknown_fields=True):
+    """Advice on operators that copy tensors, with what they are."""
+
+    what: str = ""
+
+
 class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of ``texts.toml``, which explains them."""
 
     keras: dict[str, Text]
     cuda: dict[str, Text]
     collectives: dict[str, dict[str, Text]]
+    copies: dict[str, CopyText]
+    engines: dict[str, dict[str, str]]
 
 
 @cache
 def texts() -> _Texts:
     """Return texts that depend on the framework or the collective."""
-    return msgspec.toml.decode((files("annot.analyze.advice") / "texts.toml").read_bytes(), type=_Texts)
+    return packaged_table("annot.analyze.advice", "texts.toml", _Texts)
 
 
 @dataclass(frozen=True, slots=True)

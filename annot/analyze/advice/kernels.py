@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule, texts
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.kernel_names import with_classes
 from annot.analyze.peaks import rates_of
@@ -56,31 +56,12 @@ def _mean_length(facts: Facts) -> str:
 
 def _fewer_launches(facts: Facts, code: str) -> str:
     """Code or a command that saves launches: of the serving engine that runs the model, else `code`."""
-    return _OF_ENGINES[facts.engine][facts.graphs] if facts.engine else code
+    return texts().engines[facts.engine]["with" if facts.graphs else "without"] if facts.engine else code
 
 
 _COMPILED: Final = ("compile", "compile-blocks")
 _COMPILED_IN_GRAPHS: Final = ("compile-reduce-overhead", "cuda-graphs")
 _GRAPHS_OF_COMPILED: Final = 'model = torch.compile(model, mode="reduce-overhead")'
-_OF_ENGINES: Final = {
-    "vLLM": (
-        "vllm serve MODEL      # without --enforce-eager, which turns CUDA graphs off",
-        "vllm serve MODEL --max-num-seqs 512      # more requests in each step",
-    ),
-    "SGLang": (
-        "python -m sglang.launch_server --model-path MODEL      # without --disable-cuda-graph",
-        "python -m sglang.launch_server --model-path MODEL --max-running-requests 512      # more in each step",
-    ),
-    "vLLM or SGLang": (
-        "vllm serve MODEL      # without --enforce-eager; SGLang: without --disable-cuda-graph",
-        "vllm serve MODEL --max-num-seqs 512      # SGLang: --max-running-requests 512",
-    ),
-    "TensorRT-LLM": (
-        "trtllm-serve MODEL --extra_llm_api_options graphs.yaml      # cuda_graph_config: {enable_padding: true}",
-        "trtllm-serve MODEL --max_batch_size 512      # more requests in each step",
-    ),
-}
-"""Commands of serving engines without and with CUDA graphs."""
 
 
 def fits_a_graph(facts: Facts) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule, texts
 from annot.analyze.advice.gemm_causes import convolution_cause, gemm_cause
 from annot.analyze.advice.operator_causes import (
     LOW_ROOF,
@@ -248,11 +248,11 @@ def _copies(facts: Facts, *, kind: str) -> Advice | None:
     shares = [operator.share * (1 - operator.from_host) for operator in operators]
     if facts.engine or sum(shares) < LEAST_SHARE:
         return None
-    what, advice, code = _COPIES[kind]
+    text = texts().copies[kind]
     longest = operators[shares.index(max(shares))]
     others = f", of which {max(shares):.0%} to {longest.title}" if len(operators) > 1 else f": {longest.title}"
-    evidence = f"{sum(shares):.0%} of {facts.time} goes to {what}{others}"
-    return Advice(kind, advice, evidence, code, sum(shares), _layers(facts, operators))
+    evidence = f"{sum(shares):.0%} of {facts.time} goes to {text.what}{others}"
+    return Advice(kind, text.advice, evidence, text.code, sum(shares), _layers(facts, operators))
 
 
 def _kind_of_copy(operator: Operator) -> str:
@@ -267,27 +267,7 @@ _COPYING: Final = {
     "casts": ("to", "_to_copy", "type_as"),
     "tensor_copies": ("copy_", "clone", "contiguous", "repeat"),
 }
-_COPIES: Final = {
-    "concatenations": (
-        "concatenations, which copy each input",
-        "Write results into slices of a preallocated tensor instead of concatenating them.",
-        "out = torch.empty(rows, left.shape[1] + right.shape[1], device=device)      # once\n"
-        "torch.mm(x, left, out=out[:, : left.shape[1]])\ntorch.mm(x, right, out=out[:, left.shape[1] :])",
-    ),
-    "casts": (
-        "casts between dtypes",
-        "Cast each tensor once, and keep it in the dtype in which the next operators compute.",
-        "model = model.to(torch.bfloat16)      # weights that are cast in each step\n"
-        "model = torch.compile(model)      # or fuse the casts that remain",
-    ),
-    "tensor_copies": (
-        "copies of tensors on the GPU",
-        "Keep tensors in the layout that the next operators read, or write results where they are needed.",
-        "y = x.transpose(1, 2)      # a view; contiguous(), clone() and reshape() after it copy\n"
-        "torch.mul(a, b, out=buffer[index])      # instead of buffer[index] = a * b",
-    ),
-}
-"""What copies are, and what avoids them."""
+"""Operators by what they copy for."""
 
 
 def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
@@ -305,5 +285,5 @@ RULES: Final[tuple[Rule, ...]] = (
     eager_attention,
     older_attention,
     gathered_weights,
-    *(_named(_copies, kind, kind=kind) for kind in _COPIES),
+    *(_named(_copies, kind, kind=kind) for kind in _COPYING),
 )

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from statistics import quantiles
 from typing import Final, Literal, TypeAlias
 
@@ -40,6 +39,7 @@ from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.nesting import KEY, Key
 from annot.labels.layer_path import named
 from annot.labels.tag import MODEL
+from annot.util.packaged_tables import packaged_table
 
 Kind: TypeAlias = Literal["work", "kernels", "slower work", "waits", "noise"]
 
@@ -549,8 +549,7 @@ class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _texts() -> _Texts:
-    file = (files("annot.analyze.comparison") / "causes.toml").read_bytes()
-    return msgspec.toml.decode(file, type=_Texts)
+    return packaged_table("annot.analyze.comparison", "causes.toml", _Texts)
 
 
 def _say(text: str, **values: str) -> str:

@@ -21,7 +21,14 @@ from statistics import fmean, median
 from typing import Final
 
 from annot.analyze.comparison.nesting import Times
-from annot.analyze.comparison.statistics import prior_variance, shift, shift_interval, t_p_value, t_quantile
+from annot.analyze.comparison.statistics import (
+    f_p_value,
+    prior_variance,
+    shift,
+    shift_interval,
+    t_p_value,
+    t_quantile,
+)
 
 _COUNTS: Final = 0.01
 """Share of the time of the rows that variances are averaged over."""
@@ -88,7 +95,7 @@ class Evidence:
         error = math.sqrt(self._variance(logarithms) * self._scale) if self.freedom else None
         if error is not None and self.between_runs:
             p = p_value(self._difference(logarithms), error, self.freedom)
-        return self._estimated(logarithms, error, p)
+        return self._estimated(logarithms, error, p, self.freedom)
 
     def means(self, times: Times) -> tuple[float, float]:
         """Return the mean of the samples of each side."""
@@ -112,11 +119,11 @@ class Evidence:
         squares = (math.fsum((value - fmean(side)) ** 2 for value in side) for side in self._sides(values))
         return sum(squares) / self.freedom
 
-    def _estimated(self, logarithms: Sequence[float], error: float | None, p: float | None) -> Shift:
+    def _estimated(self, logarithms: Sequence[float], error: float | None, p: float | None, freedom: float) -> Shift:
         """The change of samples, with the exact interval, or that of a t distribution with a standard error."""
         estimate, interval = shift(*self._sides(logarithms)), shift_interval(*self._sides(logarithms), self.level)
         if interval is None and error is not None:
-            half = t_quantile(self.level, self.freedom) * error
+            half = t_quantile(self.level, freedom) * error
             interval = estimate - half, estimate + half, self.level
         low, high = map(_exp, interval[:2]) if interval else (None, None)
         return Shift(math.exp(estimate), low, high, p)
@@ -194,8 +201,19 @@ class RowEvidence(Evidence):
 
     def _relative_change(self, samples: Times, others: Sequence[int]) -> Shift:
         values = self._relative(samples, others)
-        error = math.sqrt(self._variance(values) * self._scale) if self.freedom else None
-        return self._estimated(values, error, self._p(values, others))
+        variance, freedom = self._moderated(values)
+        if freedom and self._is_noisier(values):  # the variance of other rows says too little about this one
+            variance, freedom = self._variance(values) * self._scale, self.freedom
+        error = math.sqrt(variance) if freedom else None
+        return self._estimated(values, error, self._p(values, others), freedom)
+
+    def _is_noisier(self, values: Sequence[float]) -> bool:
+        """Whether a row varies significantly more than rows have in common."""
+        prior, freedom = self._prior
+        freedom = min(freedom, self.freedom * len(self._variances))  # the rows together have no more
+        if not (prior and freedom):
+            return False
+        return f_p_value(self._variance(values) / prior, self.freedom, freedom) < self.level
 
     def _tested(self) -> list[int]:
         """The rows that variances are averaged over."""

@@ -101,6 +101,16 @@ def t_quantile(level: float, freedom: float) -> float:
     return high
 
 
+def f_p_value(ratio: float, freedom: float, other: float) -> float:
+    """Return the probability of a larger ratio of two variances of the same size, with their degrees of freedom.
+
+    Example:
+        >>> round(f_p_value(3.84, 4, 8), 3)
+        0.05
+    """
+    return _incomplete_beta(other / (other + freedom * ratio), other / 2, freedom / 2)
+
+
 def _incomplete_beta(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function from its continued fraction (Numerical Recipes 6.4)."""
     if x <= 0 or x >= 1:

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Final, TypeAlias
 
 import msgspec
 
 from annot.labels.tag import Tag, TensorSpec, Value
+from annot.util.packaged_tables import packaged_table
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -29,7 +29,7 @@ class _Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: dict[str, dict[str, tuple[int, int]]]
 
 
-NAMES: Final = msgspec.toml.decode((files("annot.analyze.work") / "names.toml").read_bytes(), type=_Names)
+NAMES: Final = packaged_table("annot.analyze.work", "names.toml", _Names)
 
 
 class UncountableError(Exception):

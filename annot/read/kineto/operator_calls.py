@@ -23,98 +23,27 @@ import msgspec
 
 from annot.labels import tag
 from annot.labels.tag import Scalar, Tag, TensorSpec, Value
+from annot.util.packaged_tables import packaged_table
 
-_CONVOLUTION: Final = "input weight bias stride padding dilation"
-_POOL: Final = "input kernel stride padding dilation ceil"
-_ATTENTION: Final = "query key value"
-_ELEMENTWISE: Final = (
-    "relu relu_ gelu silu silu_ sigmoid sigmoid_ tanh tanh_ leaky_relu leaky_relu_ elu hardswish hardswish_ mish "
-    "softplus softmax log_softmax exp log sqrt rsqrt neg abs sin cos cumsum"
-)
-_ELEMENTWISE_BACKWARD: Final = (
-    "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward hardswish_backward "
-    "_softmax_backward_data _log_softmax_backward_data native_dropout_backward"
-)
-SIGNATURES: Final = {
-    **{f"conv{count}d": f"{_CONVOLUTION} groups" for count in (1, 2, 3)},
-    **{
-        name: f"{_CONVOLUTION.removesuffix(' dilation')} output_padding groups dilation"
-        for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-    },
-    **dict.fromkeys(("convolution", "_convolution"), f"{_CONVOLUTION} transposed output_padding groups"),
-    "cudnn_convolution": "input weight padding stride dilation groups",
-    "cudnn_convolution_transpose": "input weight padding output_padding stride dilation groups",
-    **dict.fromkeys(
-        ("miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution"),
-        "input weight bias padding stride dilation groups",
-    ),
-    "miopen_convolution_transpose": "input weight bias padding output_padding stride dilation groups",
-    "convolution_backward": (
-        "grad input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
-    ),
-    "linear": "input weight bias",
-    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "_scaled_mm"), "input other"),
-    **dict.fromkeys(("addmm", "baddbmm"), "input first second"),
-    "scaled_dot_product_attention": f"{_ATTENTION} mask dropout is_causal",
-    "_scaled_dot_product_flash_attention": f"{_ATTENTION} dropout is_causal",
-    "_scaled_dot_product_flash_attention_for_cpu": f"{_ATTENTION} dropout is_causal",
-    "_scaled_dot_product_efficient_attention": f"{_ATTENTION} mask logsumexp dropout is_causal",
-    "_scaled_dot_product_cudnn_attention": f"{_ATTENTION} mask logsumexp dropout is_causal",
-    "_scaled_dot_product_flash_attention_backward": (
-        f"grad {_ATTENTION} out logsumexp first_query first_key longest_query longest_key dropout is_causal"
-    ),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": f"grad {_ATTENTION} out logsumexp dropout is_causal",
-    "_scaled_dot_product_efficient_attention_backward": (
-        f"grad {_ATTENTION} mask out logsumexp seed offset dropout output_mask is_causal"
-    ),
-    "_scaled_dot_product_cudnn_attention_backward": (
-        f"grad {_ATTENTION} out logsumexp seed offset mask first_query first_key longest_query longest_key dropout "
-        "is_causal"
-    ),
-    "batch_norm": "input weight bias",
-    "native_batch_norm_backward": "grad input weight",
-    "cudnn_batch_norm_backward": "input grad weight",
-    "miopen_batch_norm_backward": "input grad weight",
-    "layer_norm": "input over weight bias",
-    "native_layer_norm_backward": "grad input over mean deviation weight bias",
-    "group_norm": "input groups weight bias",
-    "rms_norm": "input over weight",
-    "embedding": "weight indices",
-    "embedding_dense_backward": "grad indices num",
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _POOL),
-    "max_pool2d_with_indices_backward": f"grad {_POOL}",
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), "input kernel stride padding ceil"),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), "input out"),
-    "_adaptive_avg_pool2d_backward": "grad input",
-    "avg_pool2d_backward": "grad input kernel stride padding ceil",
-    **dict.fromkeys(_ELEMENTWISE.split(), "input"),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "logsumexp", "argmax", "argmin"), "input dim"),
-    **dict.fromkeys(("dropout", "dropout_"), "input rate train"),
-    **dict.fromkeys(
-        ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "maximum", "minimum", "pow", "rsub"), "input other"
-    ),
-    **dict.fromkeys(_ELEMENTWISE_BACKWARD.split(), "grad input"),
-    "mse_loss": "input target reduction",
-    "mse_loss_backward": "grad input target reduction",
-    "cross_entropy_loss": "input target weight reduction",
-}
-"""Names of the arguments of each operator that has a formula in `annot.analyze.work.operators`, without those at the
-end that no formula needs."""
+
+class _Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of ``operators.toml``, which explains them."""
+
+    views: list[str]
+    arguments: dict[str, list[str]]
+
+
+_OPERATORS: Final = packaged_table("annot.read.kineto", "operators.toml", _Operators)
+SIGNATURES: Final = {name: names for names, operators in _OPERATORS.arguments.items() for name in operators}
+"""Names of the arguments of each operator that has a formula."""
+VIEWS: Final = frozenset(f"aten::{name}" for name in _OPERATORS.views)
+"""Operators that only make views and empty tensors, and read single values. Their inputs are not read."""
 
 EXPERTS: Final = re.compile(
     r"(?i)(?:fused|grouped|place)_(?:moe|experts)|(?:^|_)f?moe(?:_|$)(?!.*(?:gate|align|sum|topk))"
 )
 """Names of operators that compute the experts of a mixture, such as ``vllm::rocm_aiter_fused_moe`` and
 ``sglang::inplace_fused_experts``. Their arguments differ by release, so that shapes tell what each tensor is."""
-
-_VIEWS: Final = (
-    "view _unsafe_view _reshape_alias reshape transpose permute flatten unflatten squeeze squeeze_ unsqueeze "
-    "unsqueeze_ expand expand_as split split_with_sizes chunk unbind detach detach_ slice select t narrow movedim "
-    "as_strided alias empty empty_like empty_strided new_empty new_empty_strided resize_ result_type resolve_conj "
-    "resolve_neg lift_fresh broadcast_tensors is_nonzero item _local_scalar_dense"
-)
-VIEWS: Final = frozenset(f"aten::{name}" for name in _VIEWS.split())
-"""Operators that only make views and empty tensors, and read single values. Their inputs are not read."""
 
 _CODES: Final = ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
 _IN_CPP: Final = ("float", "double", "long", "int", "short", "signed char", "unsigned char", "bool")

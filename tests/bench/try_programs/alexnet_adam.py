@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, BATCH = 40, 32
+STEPS, BATCH = 30, 32
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

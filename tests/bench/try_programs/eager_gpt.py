@@ -6,7 +6,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-STEPS, BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 40, 6, 128, 192, 6, 1000
+STEPS, BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 30, 6, 128, 192, 6, 1000
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from transformers import (
     set_seed,
 )
 
-STEPS, BATCH, LENGTH, VOCABULARY = 40, 16, 48, 2000
+STEPS, BATCH, LENGTH, VOCABULARY = 30, 16, 48, 2000
 
 
 class Reviews(Dataset[dict[str, Tensor]]):

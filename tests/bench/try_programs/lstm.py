@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-STEPS, BATCH, LENGTH, WIDTH, VOCABULARY = 40, 20, 35, 320, 2000
+STEPS, BATCH, LENGTH, WIDTH, VOCABULARY = 30, 20, 35, 320, 2000
 
 
 class LanguageModel(nn.Module):

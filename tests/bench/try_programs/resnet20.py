@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-STEPS, BATCH = 40, 32
+STEPS, BATCH = 30, 32
 
 
 class Block(nn.Module):
