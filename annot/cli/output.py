@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +28,8 @@ _ENDINGS = {f".{form}": form for form in ("csv", "json", "jsonl")} | {".ndjson":
 _ENDINGS |= {".parquet": "parquet", ".html": "html", ".htm": "html", ".json.gz": "trace", ".txt": "table"}
 _ENDINGS |= {".md": "markdown", ".xml": "junit", ".folded": "folded", ".speedscope.json": "speedscope"}
 """Formats by the suffix of OUT."""
+MIN_CHARS = 500
+"""Least value of --max-chars, `annot.report.export.document.MIN_CHARS`."""
 _UNLIMITED = 1 << 20
 """Width of output to a file or a pipe, in columns, so that names stay whole."""
 
@@ -44,8 +48,27 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write; default: standard output")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
     parser.add_argument("--full-names", action="store_true", help="print the names of kernels in full; files have both")
+    if "markdown" in more:
+        add_max_chars(parser)
     if "html" in more:
         parser.add_argument("--open", action="store_true", help="open the page in the browser (needs -o OUT.html)")
+
+
+def add_max_chars(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the length of Markdown."""
+    parser.add_argument(
+        "--max-chars",
+        type=whole_number(MIN_CHARS),
+        metavar="N",
+        help=f"with --format markdown: at most N characters, {MIN_CHARS} or more; small rows are added up first, and "
+        "the last line says what is left out; default: all",
+    )
+
+
+def check_max_chars(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for --max-chars with another format than Markdown."""
+    if getattr(args, "max_chars", None) is not None and args.format != "markdown":
+        raise UsageError(f"--max-chars cannot be combined with --format {args.format}: use --format markdown")
 
 
 def add_row_arguments(parser: argparse.ArgumentParser, *, last: str, top: str, total: str) -> None:
@@ -124,6 +147,7 @@ def settle_format(args: argparse.Namespace) -> None:
         if chosen is None and (suffix := Path(name).suffix):
             raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(endings)}, or --format")
         args.format = chosen or "table"
+    check_max_chars(args)
     if getattr(args, "open", False) and (args.format != "html" or args.output is None):
         raise UsageError("--open shows a page: use it with -o OUT.html")
     if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
@@ -176,6 +200,21 @@ def digest_of(path: str, args: argparse.Namespace) -> Digest:
     from annot.analyze.comparison.digest import digest
 
     return digest(opened(path, args).attribution)
+
+
+def whole_command(args: argparse.Namespace) -> str:
+    """Return the command that prints all of the Markdown of which --max-chars leaves something out."""
+    verb, *words = args.words
+    kept, rest = ["annot", verb, "--format", "markdown"], iter(words)
+    for word in rest:
+        if word == "--":  # commands or profiles follow
+            kept += [word, *rest]
+        elif option := re.fullmatch(r"--(?:max-chars|format|output)(=.*)?|-o(.*)", word):
+            if not option[1] and not option[2]:
+                next(rest, None)
+        else:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def deliver(report: Report, show: Callable[[Console], None], args: argparse.Namespace) -> None:

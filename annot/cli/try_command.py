@@ -35,7 +35,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import try_layers
-from annot.cli.output import UsageError, add_command_argument, command_of, say, whole_number
+from annot.cli.output import (
+    UsageError,
+    add_command_argument,
+    add_max_chars,
+    check_max_chars,
+    command_of,
+    say,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from annot.trial.answer import Answer
@@ -94,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="default: text; html writes the page answer.html into FOLDER",
     )
+    add_max_chars(parser)
     try_layers.add_arguments(parser)
     add_command_argument(parser)
 
@@ -107,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.trial.trial import Trial
     from annot.util.json_files import write_json
 
+    check_max_chars(args)
     names = [name for words in args.change for name in words.split(",") if name]
     if names == ["list"]:
         return _list()
@@ -133,11 +143,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             trial.run()
         except (KeyboardInterrupt, SystemExit) as interruption:
-            return _interrupted(trial, args.format, interruption)
+            return _interrupted(trial, args, interruption)
         answer = trial.answer()
         write_json(folder / ANSWER, answer)
         _remember(trial)
-    _print(answer, args.format)
+    _print(answer, args.format, args.max_chars)
     return 0 if answer.best is not None else try_layers.NONE_FASTER
 
 
@@ -176,10 +186,10 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"--change expects one of {', '.join(names)}, got {name!r}{meant}"
 
 
-def _interrupted(trial: Trial, form: str, interruption: BaseException) -> int:
+def _interrupted(trial: Trial, args: argparse.Namespace, interruption: BaseException) -> int:
     """Print what is known, and return the exit status. A second interruption ends annot at once."""
     if trial.runs.records:
-        _print(trial.answer(), form)
+        _print(trial.answer(), args.format, args.max_chars)
     say("interrupted. The same command continues")
     sys.stdout.flush()
     code = interruption.code if isinstance(interruption, SystemExit) else None
@@ -208,7 +218,7 @@ def _list() -> int:
     return 0
 
 
-def _print(answer: Answer, form: str) -> None:
+def _print(answer: Answer, form: str, max_chars: int | None = None) -> None:
     from annot.trial.show import as_markdown, print_answer
 
     if form == "html":
@@ -216,7 +226,7 @@ def _print(answer: Answer, form: str) -> None:
 
         say(f"wrote {write_page(answer)}")
     else:
-        try_layers.deliver(answer, form, partial(print_answer, answer), as_markdown(answer))
+        try_layers.deliver(answer, form, partial(print_answer, answer), partial(as_markdown, answer, max_chars))
 
 
 def _seconds(text: str) -> float:

@@ -6,7 +6,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, names: Sequence[str], program: Program) -> int
         answer = run_layer(question, folder)
     if args.keep is None:  # after an error, the output stays
         shutil.rmtree(folder, ignore_errors=True)
-    deliver(answer, args.format, partial(print_layers, answer), as_markdown(answer))
+    deliver(answer, args.format, partial(print_layers, answer), partial(as_markdown, answer, args.max_chars))
     gains = [gain for row in answer.layers for gain in row.gains]
     return 0 if any(gain.is_faster for gain in gains) else NONE_FASTER
 
@@ -90,20 +90,20 @@ def _question(args: argparse.Namespace, names: Sequence[str], program: Program) 
     )
 
 
-def deliver(answer: object, form: str, show: Callable[[Console], None], markdown: Iterable[str]) -> None:
+def deliver(answer: object, form: str, show: Callable[[Console], None], markdown: Callable[[], str]) -> None:
     """Print an answer in a format.
 
     Args:
         answer: the answer, for JSON.
         form: text, json or markdown.
         show: prints the answer as text.
-        markdown: the answer as Markdown.
+        markdown: returns the answer as Markdown.
     """
     from annot.util.json_files import as_json
 
     if form == "json":
         sys.stdout.buffer.write(as_json(answer))
     elif form == "markdown":
-        sys.stdout.buffer.writelines(text.encode() for text in markdown)
+        sys.stdout.buffer.write(markdown().encode())
     else:
         show(console_for(sys.stdout))

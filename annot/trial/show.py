@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from annot.changes.tried import interval
 from annot.report.columns import Formatted
-from annot.report.export.markdown import code, prose
+from annot.report.export.document import Document, Rows, Texts, fenced, prose
 from annot.report.page.texts import table_of_changes
-from annot.report.terminal.layout import fitted_table
+from annot.report.terminal.layout import Sheet
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.records import ANSWER
 from annot.trial.training import percent
 
 _COLUMNS: Final = ("Before", "After", "Speedup", "Interval", "Losses", "At most", "First steps", "Pays back", "Memory")
@@ -31,29 +32,33 @@ def print_answer(answer: Answer, console: Console) -> None:
     console.print(Text(printable(_heading(answer)), style="bold"))
     if measured:
         names = {row.name: row.verdict == "faster" for row in measured}
-        console.print(changes_table(names, _cells(answer, measured), _KEPT, console.width))
-    for block in (_advice(answer), _layers(answer), _others(answer)):
+        console.print(changes_sheet(names, _cells(answer, measured), _KEPT))
+    for block in (_advice(answer), _layers(answer), [*_remarks(answer), *_notes(answer)]):
         if block:
             console.print()
         for line in block:
             console.print(Text(printable(line)), soft_wrap=True)
 
 
-def as_markdown(answer: Answer) -> Iterator[str]:
-    """Yield an answer as Markdown, for pull requests and issues."""
+def as_markdown(answer: Answer, max_chars: int | None = None) -> str:
+    """Return an answer as Markdown, for pull requests, issues and language models.
+
+    Args:
+        answer: the answer.
+        max_chars: maximum number of characters, as for `annot.report.export.markdown.markdown`; None: all is there.
+    """
     best = answer.best
-    yield f"**{prose(_verdict(answer))}** – {prose(_heading(answer))}\n\n"
     measured = [row for row in answer.rows if row.speedup is not None]
-    if measured:
-        cells = _cells(answer, measured)
-        yield f"| Change | {' | '.join(cells)} |\n|---|{'---:|' * len(cells)}\n"
-        for place, row in enumerate(measured):
-            yield f"| {' | '.join([code(row.name), *(texts[place] for texts in cells.values())])} |\n"
-        yield "\n"
-    if best is not None:
-        yield f"```python\n{best.code}\n```\n\n"
-    sentences = [*_layers(answer)[1:], *_others(answer)]
-    yield from (f"- {prose(sentence)}\n" for sentence in sentences)
+    names = {row.name: row.verdict == "faster" for row in measured}
+    cells = _cells(answer, measured) if measured else {}
+    blocks = (
+        Rows(sheet=changes_sheet(names, cells, _KEPT), is_folded=False),
+        Texts(kind="advice", name="code", texts=[fenced(best.code, "python")] if best else [], style="paragraphs"),
+        Texts(kind="unknown", name="remark on a change", texts=[*map(prose, _remarks(answer))]),
+        Texts(kind="notes", name="note", texts=[*map(prose, [*_layers(answer)[1:], *_notes(answer)])]),
+    )
+    document = Document(title=_verdict(answer), verdict=_heading(answer), blocks=blocks)
+    return document.text(max_chars, more=f"{answer.folder}/{ANSWER}")
 
 
 def as_data(answer: Answer) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "table": table,
         "code": _best_code(answer),
         "layers": [*map(_layer, answer.layers)],
-        "notes": _others(answer),
+        "notes": [*_remarks(answer), *_notes(answer)],
     }
 
 
@@ -100,20 +105,21 @@ def _heading(answer: Answer) -> str:
     return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
-def changes_table(
-    names: Mapping[str, bool], cells: Mapping[str, Sequence[str]], kept: Collection[str], width: int
-) -> RenderableType:
+def changes_sheet(names: Mapping[str, bool], cells: Mapping[str, Sequence[str]], kept: Collection[str]) -> Sheet:
     """Return a table with a row for each change.
 
     Args:
         names: names of the changes, and whether each one is faster.
-        cells: texts of each column, by its title.
+        cells: texts of each column, by its title; the first title can end in the unit of the first two columns.
         kept: columns that a narrow terminal has, too.
-        width: width of the terminal.
     """
     labels = [Text(printable(name), "bold" if is_faster else "") for name, is_faster in names.items()]
-    columns = [Formatted(title, texts.__getitem__, keep=title in kept) for title, texts in cells.items()]
-    return fitted_table("Change", labels, columns, range(len(labels)), width)
+    units = {"After": next(iter(cells), "").partition(", ")[2]}
+    columns = [
+        Formatted(title, texts.__getitem__, keep=title in kept, unit=units.get(title, ""))
+        for title, texts in cells.items()
+    ]
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(labels)))
 
 
 def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -179,19 +185,21 @@ def _time(ns: float) -> str:
     return duration(ns) if ns else "absent"
 
 
-def _others(answer: Answer) -> list[str]:
-    """What is not worth applying and why, what was not tried, and what the runs showed."""
+def _remarks(answer: Answer) -> list[str]:
+    """What is not worth applying and why, what is unknown, and what was not tried."""
     lines = [f"{row.name} is {_judgement(row)}: {row.reason}" for row in answer.rows if row.reason]
     unknown = [row for row in answer.rows if row.training == "unknown" and row.verdict == "faster"]
     lines += [f"{row.name}: unknown whether training stays the same: {row.training_text}" for row in unknown]
     lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
-    lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
+    return lines + [f"not tried: {name}, because {reason}" for name, reason in answer.left_out.items()]
+
+
+def _notes(answer: Answer) -> list[str]:
+    """What the runs showed."""
+    lines = [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
     lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]
-    lines += [f"not tried: {name}, because {reason}" for name, reason in answer.left_out.items()]
     lines += [f"without changes: {note}" for note in answer.notes]
-    if answer.repeats:
-        lines.append(answer.repeats)
-    return lines
+    return [*lines, answer.repeats] if answer.repeats else lines
 
 
 def _judgement(row: Row) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from annot.changes.tried import interval
-from annot.report.terminal.layout import plain_text
+from annot.report.export.document import Block, Document, Rows, Texts, prose
+from annot.report.terminal.layout import Sheet
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
-from annot.trial.show import changes_table
+from annot.trial.show import changes_sheet
 
 
 def print_layers(answer: LayerAnswer, console: Console) -> None:
@@ -22,7 +23,7 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print(Text(printable(_heading(row, answer)), style="bold"), soft_wrap=True)
         measured = [gain for gain in row.gains if gain.speedup is not None]
         if measured:
-            console.print(_table(measured, console.width))
+            console.print(_sheet(measured))
         for line in _notes(row):
             console.print(Text(printable(line)), soft_wrap=True)
         console.print()
@@ -30,9 +31,18 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print(Text(printable(line)), soft_wrap=True)
 
 
-def as_markdown(answer: LayerAnswer) -> Iterator[str]:
-    """Yield an answer as Markdown: the text for a terminal as a block of code."""
-    yield f"```text\n{plain_text(lambda console: print_layers(answer, console))}```\n"
+def as_markdown(answer: LayerAnswer, max_chars: int | None = None) -> str:
+    """Return an answer as Markdown; `max_chars` is that of `annot.trial.show.as_markdown`."""
+    blocks: list[Block] = []
+    for row in answer.layers:
+        measured = [gain for gain in row.gains if gain.speedup is not None]
+        blocks += [
+            Texts(kind="parts", name="layer", texts=[f"**{prose(_heading(row, answer))}**"], style="paragraphs"),
+            Rows(sheet=_sheet(measured), is_folded=False),
+            Texts(kind="unknown", name="remark", texts=[*map(prose, _notes(row))]),
+        ]
+    blocks.append(Texts(kind="notes", name="note", texts=[*map(prose, _end(answer))]))
+    return Document(blocks=blocks).text(max_chars)
 
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:
@@ -48,7 +58,7 @@ def _heading(row: LayerRow, answer: LayerAnswer) -> str:
     return f"{text}, {percent(row.share, 1.0)} of a step of {duration(answer.step_ns)}"
 
 
-def _table(gains: Sequence[Gain], width: int) -> object:
+def _sheet(gains: Sequence[Gain]) -> Sheet:
     unit = unit_for(ns for gain in gains for ns in (gain.before_ns, gain.after_ns))
     cells = {
         f"Before, {unit.name}": [unit.show(gain.before_ns) for gain in gains],
@@ -61,7 +71,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
     }
     filled = {title: texts for title, texts in cells.items() if any(texts)}
     names = {gain.name: gain.is_faster for gain in gains}
-    return changes_table(names, filled, ("After", "Speedup", "Numbers"), width)
+    return changes_sheet(names, filled, ("After", "Speedup", "Numbers"))
 
 
 def _numbers(gain: Gain) -> str:
