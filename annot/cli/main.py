@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "sweep": "run a command with every combination of parameters, and write a table and charts",
     "try": "try changes such as torch.compile on a program, and measure what each one gains",
     "bisect": "find the commit that made a program slower, and the layer",
+    "mcp": "serve profiles to language models over the Model Context Protocol",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
@@ -38,6 +39,8 @@ _OPTIONAL: Final = {
     "msgspec": "msgspec",
     "adbc_driver_sqlite": "adbc-driver-sqlite",
     "shtab": "'annot[completion]'",
+    "mcp": "'annot[mcp]'",
+    "mcp.server.mcpserver": "'annot[mcp]'",  # before version 2
 }
 """Modules that only some commands need, and their packages."""
 _EXAMPLES: Final = """\
