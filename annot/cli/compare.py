@@ -166,13 +166,19 @@ def _deliver(
 def _write_for_ci(table: ComparisonTable, decision: Decision, args: argparse.Namespace) -> None:
     """Write the comparison for a pull request or a CI server. Without --fail-above, Markdown has no verdict."""
     from annot.report.export.junit import as_junit
-    from annot.report.export.markdown import as_markdown
+    from annot.report.export.markdown import markdown
 
     if args.format == "junit":
         output.write([as_junit(table, decision, least_share=args.least_share)], args)
-    else:
-        text = as_markdown(table, None if args.fail_above is None else decision)
-        output.write((part.encode() for part in text), args)
+        return
+    text = markdown(
+        table,
+        max_chars=args.max_chars,
+        more=output.whole_command(args),
+        full_names=args.full_names,
+        decision=None if args.fail_above is None else decision,
+    )
+    output.write([text.encode()], args)
 
 
 def _write_page(args: argparse.Namespace) -> tuple[Side, Side]:

@@ -123,6 +123,7 @@ def _dispatch(words: list[str]) -> int:
     verb = next((word for word in words if not word.startswith("-")), None)
     parser = make_parser(verb)
     args = parser.parse_args(words)
+    args.words = words
     if args.verb is None:
         parser.print_help()
         return 2

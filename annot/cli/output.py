@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +27,8 @@ _ENDINGS = {f".{form}": form for form in ("csv", "json", "jsonl")} | {".ndjson":
 _ENDINGS |= {".parquet": "parquet", ".html": "html", ".htm": "html", ".json.gz": "trace", ".txt": "table"}
 _ENDINGS |= {".md": "markdown", ".xml": "junit"}
 """Formats by the suffix of OUT."""
+MIN_CHARS = 500
+"""Least value of --max-chars, `annot.report.export.document.MIN_CHARS`."""
 _UNLIMITED = 1 << 20
 """Width of output to a file or a pipe, in columns, so that names stay whole."""
 
@@ -44,8 +47,27 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write; default: standard output")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
     parser.add_argument("--full-names", action="store_true", help="print the names of kernels in full; files have both")
+    if "markdown" in more:
+        add_max_chars(parser)
     if "html" in more:
         parser.add_argument("--open", action="store_true", help="open the page in the browser (needs -o OUT.html)")
+
+
+def add_max_chars(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the length of Markdown."""
+    parser.add_argument(
+        "--max-chars",
+        type=whole_number(MIN_CHARS),
+        metavar="N",
+        help=f"with --format markdown: at most N characters, {MIN_CHARS} or more; small rows are added up first, and "
+        "the last line says what is left out; default: all",
+    )
+
+
+def check_max_chars(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for --max-chars with another format than Markdown."""
+    if getattr(args, "max_chars", None) is not None and args.format != "markdown":
+        raise UsageError(f"--max-chars cannot be combined with --format {args.format}: use --format markdown")
 
 
 def add_row_arguments(parser: argparse.ArgumentParser, *, last: str, top: str, total: str) -> None:
@@ -111,6 +133,7 @@ def settle_format(args: argparse.Namespace) -> None:
         if chosen is None and (suffix := Path(name).suffix):
             raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(endings)}, or --format")
         args.format = chosen or "table"
+    check_max_chars(args)
     if getattr(args, "open", False) and (args.format != "html" or args.output is None):
         raise UsageError("--open shows a page: use it with -o OUT.html")
     if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
@@ -163,6 +186,19 @@ def digest_of(path: str, args: argparse.Namespace) -> Digest:
     from annot.analyze.comparison.digest import digest
 
     return digest(opened(path, args).attribution)
+
+
+def whole_command(args: argparse.Namespace) -> str:
+    """Return the command that prints all of the Markdown of which --max-chars leaves something out."""
+    words = [word for word in args.words if word != "--force"]
+    end = words.index("--") if "--" in words else len(words)
+    for name in ("--max-chars", "--format", "--output", "-o"):
+        place = next((place for place, word in enumerate(words[:end]) if word.partition("=")[0] == name), None)
+        if place is not None:
+            taken = 1 if "=" in words[place] else 2
+            del words[place : place + taken]
+            end -= taken
+    return shlex.join(["annot", *words[:1], "--format", "markdown", *words[1:]])
 
 
 def deliver(report: Report, show: Callable[[Console], None], args: argparse.Namespace) -> None:

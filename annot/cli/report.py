@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _EXPORTS = ("trace", "tensorboard", "nsys-rep")
 """Formats of files for other tools."""
+_READ = ("table", "markdown")
+"""Formats for readers: means of a step, folds, the verdict and advice."""
 _EXAMPLES = """\
 examples:
   annot run.sqlite
@@ -65,6 +67,7 @@ examples:
   annot run.sqlite --by kernel --each --format csv
   annot run.sqlite -o layers.csv
   annot run.sqlite -o run.html
+  annot run.sqlite --format markdown --max-chars 2000
   annot run.sqlite --format trace -o run.json.gz
   annot run.sqlite --format tensorboard -o logs/run
   annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
@@ -122,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "can be repeated; default: files named capture... in the folder of PROFILE",
     )
     output.add_peaks_argument(parser)
-    output.add_output_arguments(parser, "html", *_EXPORTS)
+    output.add_output_arguments(parser, "html", "markdown", *_EXPORTS)
     _add_rank_arguments(parser)
 
 
@@ -162,12 +165,29 @@ def run(args: argparse.Namespace) -> int:
             return 0
         report = _report(args)
     table = output.given(args, *_TABLE_OPTIONS) is not None
+    if args.format == "markdown":
+        _write_markdown(report, args, is_answer=not table and not args.all)
+        return 0
     show = partial(_print, report, full_names=args.full_names, more="" if args.all else _MORE, table=table)
     output.deliver(report, show, args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
             print(f"annot: {note}", file=sys.stderr)
     return 0
+
+
+def _write_markdown(report: Table | RanksTable, args: argparse.Namespace, *, is_answer: bool) -> None:
+    from annot.report.export.markdown import markdown
+
+    text = markdown(
+        report,
+        max_chars=args.max_chars,
+        more=output.whole_command(args),
+        reasons="--by advice",
+        is_answer=is_answer,
+        full_names=args.full_names,
+    )
+    output.write([text.encode()], args)
 
 
 def print_report(path: Path, console: Console) -> int:
@@ -294,9 +314,9 @@ def _report(args: argparse.Namespace) -> Table | RanksTable:
         min_share=(args.min_share or 0) / 100,
         sort=args.sort or "order",
         top=args.top,
-        draw=args.format == "table",
-        total=args.total or (args.format != "table" and not args.per_step),
-        brief=args.format in ("table", "json", "parquet"),
+        draw=args.format in _READ,
+        total=args.total or (args.format not in _READ and not args.per_step),
+        brief=args.format in (*_READ, "json", "parquet"),
     )
     run = _opened(args)
     try:

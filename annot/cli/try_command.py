@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import try_layers
-from annot.cli.output import UsageError, console_for, say, whole_number
+from annot.cli.output import UsageError, add_max_chars, check_max_chars, console_for, say, whole_number
 
 if TYPE_CHECKING:
     from annot.trial.answer import Answer
@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="do not continue: measure all runs again")
     parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
+    add_max_chars(parser)
     try_layers.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
 
@@ -101,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.trial.runs import Program, Runs
     from annot.trial.trial import Trial
 
+    check_max_chars(args)
     names = [name for words in args.change for name in words.split(",") if name]
     if names == ["list"]:
         return _list()
@@ -130,11 +132,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             trial.run()
         except (KeyboardInterrupt, SystemExit) as interruption:
-            return _interrupted(trial, args.format, interruption)
+            return _interrupted(trial, args, interruption)
         answer = trial.answer()
         write_answer(folder, answer)
         _remember(trial)
-    _print(answer, args.format)
+    _print(answer, args)
     return 0 if answer.best is not None else try_layers.NONE_FASTER
 
 
@@ -173,10 +175,10 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"--change expects one of {', '.join(names)}, got {name!r}{meant}"
 
 
-def _interrupted(trial: Trial, form: str, interruption: BaseException) -> int:
+def _interrupted(trial: Trial, args: argparse.Namespace, interruption: BaseException) -> int:
     """Print what is known, and return the exit status. A second interruption ends annot at once."""
     if trial.runs.records:
-        _print(trial.answer(), form)
+        _print(trial.answer(), args)
     say("interrupted. The same command continues")
     sys.stdout.flush()
     code = interruption.code if isinstance(interruption, SystemExit) else None
@@ -205,15 +207,15 @@ def _list() -> int:
     return 0
 
 
-def _print(answer: Answer, form: str) -> None:
+def _print(answer: Answer, args: argparse.Namespace) -> None:
     import msgspec
 
     from annot.trial.show import as_markdown, print_answer
 
-    if form == "json":
+    if args.format == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
-    elif form == "markdown":
-        sys.stdout.buffer.writelines(text.encode() for text in as_markdown(answer))
+    elif args.format == "markdown":
+        sys.stdout.buffer.write(as_markdown(answer, args.max_chars).encode())
     else:
         print_answer(answer, console_for(sys.stdout))
 

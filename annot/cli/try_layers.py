@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, names: Sequence[str], command: Sequence[str]) 
         answer = run_layer(question, folder)
     if args.keep is None:  # after an error, the output stays
         shutil.rmtree(folder, ignore_errors=True)
-    _print(answer, args.format)
+    _print(answer, args.format, args.max_chars)
     gains = [gain for row in answer.layers for gain in row.gains]
     return 0 if any(gain.is_faster for gain in gains) else NONE_FASTER
 
@@ -91,16 +91,14 @@ def _question(args: argparse.Namespace, names: Sequence[str], command: Sequence[
     )
 
 
-def _print(answer: LayerAnswer, form: str) -> None:
+def _print(answer: LayerAnswer, form: str, max_chars: int | None) -> None:
     import msgspec
 
-    from annot.report.terminal.layout import plain_text
-    from annot.trial.show_layer import print_layers
+    from annot.trial.show_layer import as_markdown, print_layers
 
     if form == "json":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
     elif form == "markdown":
-        text = plain_text(lambda console: print_layers(answer, console))
-        sys.stdout.buffer.write(f"```text\n{text}```\n".encode())
+        sys.stdout.buffer.write(as_markdown(answer, max_chars).encode())
     else:
         print_layers(answer, console_for(sys.stdout))

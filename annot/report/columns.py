@@ -175,6 +175,7 @@ class Formatted(Generic[_Row]):
         least: minimum width of the terminal for the column to appear.
         spare: whether the column is hidden before others that do not fit: a time that is 0 in all rows.
         keep: whether the column is hidden after others that do not fit: the verdict speaks of it.
+        unit: unit that the heading lacks, because the table names it.
     """
 
     title: str
@@ -182,10 +183,16 @@ class Formatted(Generic[_Row]):
     least: int = 0
     spare: bool = False
     keep: bool = False
+    unit: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """The heading with its unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
 def formatted(
-    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None, *, units: bool = False
+    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None
 ) -> list[Formatted[Mapping[str, Any]]]:
     """Return the printable columns that have a value in any row.
 
@@ -193,7 +200,6 @@ def formatted(
         columns: the columns.
         rows: rows by column name.
         whole: total time of the run (ns), for shares; None or 0: shares are empty.
-        units: whether headings name the unit that ``ns`` columns share.
 
     Example:
         >>> rows = [{"gpu_ns": 1500, "calls": 2}, {"gpu_ns": 20, "calls": 1}]
@@ -202,22 +208,24 @@ def formatted(
     """
     used = [column for column in columns if any(row.get(column.name) is not None for row in rows)]
     unit = unit_for(row[column.name] for column in used if column.unit == "ns" for row in rows)
-    return [_formatted(column, rows, whole, unit, units=units) for column in used]
+    return [_formatted(column, rows, whole, unit) for column in used]
 
 
 def _formatted(
-    column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: TimeUnit, *, units: bool
+    column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: TimeUnit
 ) -> Formatted[Mapping[str, Any]]:
     name, title, show = column.name, column.title, _FORMATS.get(column.unit, _plain)
     if column.unit == "ns":
-        title, show = f"{title}, {shared.name}" if units else title, shared.show
+        show = shared.show
     elif column.unit == "own ns":
         unit = unit_for(row[name] for row in rows)
         title, show = f"{title} {unit.name}", unit.show
     elif column.unit == "of total":
         return Formatted(title, lambda row: share(row[name], whole or 0), column.least)
     spare = column.unit in ("ns", "own ns") and not any(row[name] for row in rows)
-    return Formatted(title, lambda row: show(row[name]), column.least, spare)
+    return Formatted(
+        title, lambda row: show(row[name]), column.least, spare, unit=shared.name if column.unit == "ns" else ""
+    )
 
 
 def in_units(columns: Iterable[Formatted[_Row]], units: str) -> list[Formatted[_Row]]:
@@ -415,14 +423,16 @@ COMPARED: Final = _named(
 """Two profiles."""
 
 
-def head(column: Column, show: Any, least: int | None = None, title: str = "", *, keep: bool = False) -> Formatted[Any]:
+def head(
+    column: Column, show: Any, least: int | None = None, title: str = "", *, keep: bool = False, unit: str = ""
+) -> Formatted[Any]:
     """Return a column that is ready to print, with a function that formats the cell of a row; see `Formatted`.
 
     Example:
         >>> head(TREE["self"], str).title
         'Self'
     """
-    return Formatted(title or column.title, show, column.least if least is None else least, keep=keep)
+    return Formatted(title or column.title, show, column.least if least is None else least, keep=keep, unit=unit)
 
 
 def as_data(columns: Iterable[Column]) -> list[dict[str, Any]]:

@@ -223,17 +223,24 @@ class Table:
             return ""
         return f" per {self.meta['step_kind']} step" if self.meta.get("step_kind") else " per step"
 
-    def cells(
-        self, number: int | None = None, *, units: bool = False
-    ) -> tuple[list[dict[str, Any]], list[Formatted[Mapping[str, Any]]]]:
-        """Return the first rows to draw, all for None, and the columns of the view that the profile has data for.
-
-        `units` is that of `annot.report.columns.formatted`.
-        """
+    def cells(self, number: int | None = None) -> tuple[list[dict[str, Any]], list[Formatted[Mapping[str, Any]]]]:
+        """Return the first rows to draw, all for None, and the columns of the view that the profile has data for."""
         timed = self.shown.with_columns(main_ns=self.column) if self.column else self.shown  # columns show its share
         rows = (timed if number is None else timed.head(number)).to_dicts()
         columns = [column for column in self.view.shown if self.knows(column.name)]
-        return rows, formatted(columns, rows, self.whole, units=units)
+        return rows, formatted(columns, rows, self.whole)
+
+    def summed(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the row that stands for some rows of `cells`: sums of times and counts.
+
+        Times of layers that can be inside each other, means and other values are null.
+        """
+        sums = {"sum", "inclusive"} if self.view.by in _BESIDE else {"sum"}
+        declared = {column.name: column for column in self.columns}
+        added = {name for name, column in declared.items() if column.combined in sums}
+        added |= {"main_ns"} if self.column in added else set()
+        every = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0] if name in added}
+        return dict.fromkeys(rows[0]) | {name: sum(values) for name, values in every.items() if values}
 
     def changed(self, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Self:
         """Return the table with another version of its rows."""
@@ -247,6 +254,8 @@ class Table:
         return self.changed(lambda rows: select(rows, column, lines_of(rows) if self.is_tree else None, **how))
 
 
+_BESIDE: Final = ("kernel", "kind", "phase")
+"""Rows of views whose times exclude each other."""
 _TIMES: Final = ("time_ns", "self_ns", "exposed_ns", "memory_peak_bytes")
 """Columns by which `top` selects in views without the columns of `Table.column`."""
 GPU_TIMES: Final = ("gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
 from annot.report.columns import Formatted
-from annot.report.export.markdown import code, prose
-from annot.report.terminal.layout import fitted_table
+from annot.report.export.document import Document, Rows, Texts, fenced, prose
+from annot.report.terminal.layout import Sheet
 from annot.report.units import Unit, amount, duration, printable, unit_for
 from annot.trial.answer import Answer, LayerChange, Row
+from annot.trial.records import ANSWER
 from annot.trial.training import percent
 
 _COLUMNS: Final = ("Before", "After", "Speedup", "Interval", "Losses", "At most", "First steps", "Pays back", "Memory")
@@ -30,32 +31,34 @@ def print_answer(answer: Answer, console: Console) -> None:
     measured = [row for row in answer.rows if row.speedup is not None]
     console.print(Text(printable(_heading(answer)), style="bold"))
     if measured:
-        console.print(_table(answer, measured, console.width))
-    for block in (_advice(answer), _layers(answer), _others(answer)):
+        console.print(_sheet(answer, measured))
+    for block in (_advice(answer), _layers(answer), [*_remarks(answer), *_notes(answer)]):
         if block:
             console.print()
         for line in block:
             console.print(Text(printable(line)), soft_wrap=True)
 
 
-def as_markdown(answer: Answer) -> Iterator[str]:
-    """Yield an answer as Markdown, for pull requests and issues."""
+def as_markdown(answer: Answer, max_chars: int | None = None) -> str:
+    """Return an answer as Markdown, for pull requests, issues and language models.
+
+    Args:
+        answer: the answer.
+        max_chars: maximum number of characters, as for `annot.report.export.markdown.markdown`; None: all is there.
+    """
     best = answer.best
-    verdict = "No change is faster"
-    if best is not None:
-        verdict = f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
-    yield f"**{prose(verdict)}** – {prose(_heading(answer))}\n\n"
+    title = (
+        "No change is faster" if best is None else f"{best.name}: {_speedup(best)} ({interval(best.low, best.high)})"
+    )
     measured = [row for row in answer.rows if row.speedup is not None]
-    if measured:
-        cells = _cells(answer, measured)
-        yield f"| Change | {' | '.join(cells)} |\n|---|{'---:|' * len(cells)}\n"
-        for place, row in enumerate(measured):
-            yield f"| {' | '.join([code(row.name), *(texts[place] for texts in cells.values())])} |\n"
-        yield "\n"
-    if best is not None:
-        yield f"```python\n{best.code}\n```\n\n"
-    sentences = [*_layers(answer)[1:], *_others(answer)]
-    yield from (f"- {prose(sentence)}\n" for sentence in sentences)
+    blocks = (
+        Rows(sheet=_sheet(answer, measured), is_folded=False),
+        Texts(kind="advice", name="code", texts=[fenced(best.code, "python")] if best else [], bullets=False),
+        Texts(kind="unknown", name="remark on a change", texts=[*map(prose, _remarks(answer))]),
+        Texts(kind="notes", name="note", texts=[*map(prose, [*_layers(answer)[1:], *_notes(answer)])]),
+    )
+    document = Document(title=title, verdict=_heading(answer), blocks=blocks)
+    return document.text(max_chars, more=f"{answer.folder}/{ANSWER}")
 
 
 def _heading(answer: Answer) -> str:
@@ -68,12 +71,12 @@ def _heading(answer: Answer) -> str:
     return f"{time}{'CPU' if answer.device == 'cpu' else 'GPU'}{inference}, {rounds}{unfinished}"
 
 
-def _table(answer: Answer, rows: Sequence[Row], width: int) -> object:
+def _sheet(answer: Answer, rows: Sequence[Row]) -> Sheet:
     labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
     columns = [
         Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
     ]
-    return fitted_table("Change", labels, columns, range(len(rows)), width)
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(rows)))
 
 
 def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -151,19 +154,21 @@ def _time(ns: float) -> str:
     return duration(ns) if ns else "absent"
 
 
-def _others(answer: Answer) -> list[str]:
-    """What is not worth applying and why, what was not tried, and what the runs showed."""
+def _remarks(answer: Answer) -> list[str]:
+    """What is not worth applying and why, what is unknown, and what was not tried."""
     lines = [f"{row.name} is {_judgement(row)}: {row.reason}" for row in answer.rows if row.reason]
     unknown = [row for row in answer.rows if row.training == "unknown" and row.verdict == "faster"]
     lines += [f"{row.name}: unknown whether training stays the same: {row.training_text}" for row in unknown]
     lines += [f"{row.name}: no measured step yet" for row in answer.rows if row.verdict == "not measured"]
-    lines += [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
+    return lines + [f"not tried: {name}, because {reason}" for name, reason in answer.left_out.items()]
+
+
+def _notes(answer: Answer) -> list[str]:
+    """What the runs showed."""
+    lines = [f"{row.name}: {note}" for row in answer.rows for note in row.notes]
     lines += [f"{row.name} gains more than its advice promises" for row in answer.rows if _exceeds(row)]
-    lines += [f"not tried: {name}, because {reason}" for name, reason in answer.left_out.items()]
     lines += [f"without changes: {note}" for note in answer.notes]
-    if answer.repeats:
-        lines.append(answer.repeats)
-    return lines
+    return [*lines, answer.repeats] if answer.repeats else lines
 
 
 def _judgement(row: Row) -> str:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from annot.report.columns import Formatted
-from annot.report.terminal.layout import fitted_table
+from annot.report.export.document import Block, Document, Rows, Texts, prose
+from annot.report.terminal.layout import Sheet
 from annot.report.units import count, duration, printable, unit_for
 from annot.report.units import share as percent
 from annot.trial.layer import Gain, LayerAnswer, LayerRow
@@ -22,12 +23,26 @@ def print_layers(answer: LayerAnswer, console: Console) -> None:
         console.print(Text(printable(_heading(row, answer)), style="bold"), soft_wrap=True)
         measured = [gain for gain in row.gains if gain.speedup is not None]
         if measured:
-            console.print(_table(measured, console.width))
+            console.print(_sheet(measured))
         for line in _notes(row):
             console.print(Text(printable(line)), soft_wrap=True)
         console.print()
     for line in _end(answer):
         console.print(Text(printable(line)), soft_wrap=True)
+
+
+def as_markdown(answer: LayerAnswer, max_chars: int | None = None) -> str:
+    """Return an answer as Markdown; `max_chars` is that of `annot.trial.show.as_markdown`."""
+    blocks: list[Block] = []
+    for row in answer.layers:
+        measured = [gain for gain in row.gains if gain.speedup is not None]
+        blocks += [
+            Texts(kind="parts", name="layer", texts=[f"**{prose(_heading(row, answer))}**"], bullets=False),
+            Rows(sheet=_sheet(measured), is_folded=False),
+            Texts(kind="unknown", name="remark", texts=[*map(prose, _notes(row))]),
+        ]
+    blocks.append(Texts(kind="notes", name="note", texts=[*map(prose, _end(answer))]))
+    return Document(blocks=blocks).text(max_chars)
 
 
 def _heading(row: LayerRow, answer: LayerAnswer) -> str:
@@ -43,7 +58,7 @@ def _heading(row: LayerRow, answer: LayerAnswer) -> str:
     return f"{text}, {percent(row.share, 1.0)} of a step of {duration(answer.step_ns)}"
 
 
-def _table(gains: Sequence[Gain], width: int) -> object:
+def _sheet(gains: Sequence[Gain]) -> Sheet:
     unit = unit_for(ns for gain in gains for ns in (gain.before_ns, gain.after_ns))
     cells = {
         f"Before, {unit.name}": [unit.show(gain.before_ns) for gain in gains],
@@ -57,7 +72,7 @@ def _table(gains: Sequence[Gain], width: int) -> object:
     kept = ("After", "Speedup", "Numbers")
     columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
     labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
-    return fitted_table("Change", labels, columns, range(len(gains)), width)
+    return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(gains)))
 
 
 def _nth(texts: Sequence[str]) -> Callable[[int], str]:

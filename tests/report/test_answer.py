@@ -34,7 +34,7 @@ from annot.report.columns import Formatted
 from annot.report.page.data import report_data
 from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
-from annot.report.terminal.layout import LINES, fitted_table
+from annot.report.terminal.layout import LINES, Sheet
 from annot.report.terminal.table import hottest_rows, named_rows, print_answer, print_table
 from annot.runs.run import Run
 from annot.runs.selection import Selection
@@ -265,7 +265,7 @@ def test_columns_name_the_matrix_units_of_the_device() -> None:
 def test_a_column_to_keep_stays_where_others_give_way(kept: int) -> None:
     """Of five columns of which three fit, the first ones stay, and the one to keep wherever it is."""
     columns = [Formatted(f"Head{place}", lambda _: "12345.678", keep=place == kept) for place in range(5)]
-    shown = fitted_table("Layer", [Text("a" * 40)], columns, [1], 50)
+    shown = Sheet(title="Layer", labels=[Text("a" * 40)], columns=columns, rows=[1])
     heads = _printed(lambda console: console.print(shown), 50)[0].split()[1:]
     assert heads == [f"Head{place}" for place in sorted({kept, *[other for other in range(5) if other != kept][:2]})]
 

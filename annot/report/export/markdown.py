@@ -1,18 +1,33 @@
-"""Comparisons as Markdown, for pull requests and summaries of jobs: the verdict first, then the rows that changed.
+"""Reports as Markdown, for language models, pull requests and summaries of jobs.
 
-Names come from untrusted profiles. They are code, in which GitHub interprets neither Markdown and HTML nor mentions.
+Every table of annot becomes a document with the verdict first, in the words and numbers of the terminal. The unit of
+times is in the titles of the columns.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from rich.text import Text
+
 from annot.analyze.comparison.gate import Decision
-from annot.analyze.comparison.rows import NAMES
-from annot.report.terminal.compare import ComparisonTable, sides_of, totals_of, uncertainty
-from annot.report.units import printable, unit_for
+from annot.report.export.document import Block, Document, Kind, Rows, Texts, code, fenced, inline, prose
+from annot.report.table import Options, Table, top
+from annot.report.terminal.compare import ComparisonTable, comparison_sheet, sides_of, totals_of
+from annot.report.terminal.layout import FULL, Sheet
+from annot.report.terminal.ranks import RanksTable, ranks_sheet, ranks_totals
+from annot.report.terminal.table import (
+    advice_items,
+    advice_text,
+    drawn,
+    hot_sheet,
+    hottest_rows,
+    with_printed_names,
+)
+from annot.report.totals import parts_of_time, totals
+from annot.report.unknown import unknowns
 
 _VERDICTS: Final = {
     None: "Comparison",
@@ -22,77 +37,162 @@ _VERDICTS: Final = {
     "incomparable": "⚠️ Not comparable",
 }
 _FIRST: Final = 5
-"""Number of rows above the details."""
-_MOST: Final = 200
-"""Number of rows. GitHub shows comments of at most 65,536 characters."""
-_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>&|~$])")
-_INERT: Final = re.compile(r"(?<=[@#])|(?<=:)(?=//)|(?<=www)(?=\.)|^(?=[-+=]|\d+[.)])", re.IGNORECASE)
-"""Positions in mentions, references, addresses and markers of lists, where a zero-width space makes them plain text."""
-_ZERO_WIDTH: Final = "\u200b"
+"""Number of rows of a comparison above the details."""
 
 
-def as_markdown(table: ComparisonTable, decision: Decision | None) -> Iterator[str]:
-    """Yield the text of a comparison.
+def markdown(
+    report: Table,
+    *,
+    max_chars: int | None = None,
+    more: str = "",
+    reasons: str = "",
+    is_answer: bool = False,
+    full_names: bool = False,
+    decision: Decision | None = None,
+) -> str:
+    """Return a table as Markdown: verdict, parts of the step, rows, advice, and what the profile cannot say.
 
     Args:
-        table: the comparison, processed.
-        decision: the decision of the gate; None: the comparison has no limit.
+        report: table of any view of a profile, with ``brief=True`` for the verdict and the advice, or a table of ranks
+            or of a comparison.
+        max_chars: maximum number of characters, at least `annot.report.export.document.MIN_CHARS`; None: nothing is
+            left out. Small rows are folded into one row first. The last line says what is left out.
+        more: command or call that shows all, for this line.
+        reasons: how to see the reasons and the code of advice; empty: not said.
+        is_answer: whether layers are listed by self time, without the layers inside, instead of as a tree.
+        full_names: whether kernels have their full names.
+        decision: decision of the gate about a comparison; None: the comparison has no limit.
+
+    Raises:
+        TypeError: `max_chars` is neither an integer nor None.
+        ValueError: `max_chars` is too small.
+
+    Example:
+        >>> import annot
+        >>> run = annot.open("run.sqlite")  # doctest: +SKIP
+        >>> print(markdown(run.view(brief=True), is_answer=True, max_chars=2000))  # doctest: +SKIP
     """
+    if isinstance(report, ComparisonTable):
+        document = _of_comparison(report, decision, full_names=full_names)
+    elif isinstance(report, RanksTable):
+        document = _of_ranks(report, full_names=full_names)
+    else:
+        table = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
+        document = _of_table(table, reasons, is_answer=is_answer)
+    return document.text(max_chars, more)
+
+
+def _of_table(table: Table, reasons: str, *, is_answer: bool) -> Document:
+    parts = parts_of_time(table)
+    named = {"" if parts is None else parts[0], "" if table.meta["steps"] else "Steps"}
+    others = [(name, text) for name, text in totals(table) if name not in named]
+    tables = [*table.instead, *([table] if not table.instead or table.meta["ranges"] else [])]
+    return Document(
+        verdict=_verdict(table.meta),
+        blocks=[
+            _texts(
+                "parts", "part of the step", [_named(parts[0], ", ".join(parts[1]))] if parts else [], bullets=False
+            ),
+            *(block for each in tables for block in _of_view(each, is_answer=is_answer)),
+            _advice(table, reasons),
+            _unknown(unknowns(table)),
+            _texts("totals", "total", [_named(name, text) for name, text in others], "**Totals**"),
+            _notes(table.meta["notes"]),
+        ],
+    )
+
+
+def _verdict(meta: Mapping[str, Any]) -> str:
+    """The verdict behind the sentence about a recording that is cut."""
+    return " ".join(filter(None, (meta.get("cut"), meta.get("verdict"))))
+
+
+def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
+    """The blocks of a table: its rows, and the lines below them."""
+    if table.nothing:
+        return
+    if table.view.layout == "advice":
+        items = advice_items(table.rows.to_dicts(), table.meta)
+        yield _texts("advice", "piece of advice", map(_item, items), bullets=False)
+    elif is_answer and table.is_tree:
+        if rows := hottest_rows(table, table.shown.height):
+            yield Rows(sheet=hot_sheet(table, rows, FULL))
+    else:
+        for line in drawn(table, FULL, most=None):
+            if isinstance(line, Sheet):
+                yield Rows(sheet=line)
+            elif isinstance(line, Text) and line.plain:
+                yield _texts("notes", "note", [prose(line.plain)], bullets=False)
+
+
+def _item(item: tuple[str, Sequence[tuple[str, str]], str]) -> str:
+    """A piece of advice with its code."""
+    advice, facts, source = item
+    texts = (f"- {name}: {code(text) if name == 'Try' else inline(text)}" for name, text in facts)
+    return "\n".join([f"**{prose(advice)}**", "", *texts, "", fenced(source)])
+
+
+def _advice(table: Table, reasons: str) -> Block:
+    """The advice below a table of another view."""
+    rows = [] if table.view.layout == "advice" else table.advice
+    heading = f"**Advice** (reasons and code: {code(reasons)})" if reasons else "**Advice**"
+    return _texts("advice", "piece of advice", [prose(advice_text(row, table)) for row in rows], heading)
+
+
+def _of_ranks(report: RanksTable, *, full_names: bool) -> Document:
+    report = replace(report, across=with_printed_names(report.across, full_names=full_names))
+    notes, failed = report.meta["notes"], report.meta["failed"]
+    return Document(
+        verdict=_verdict(report.meta),
+        blocks=[
+            Rows(sheet=ranks_sheet(report)),
+            _unknown(notes[:failed]),
+            _texts("totals", "total", [_named(name, text) for name, text in ranks_totals(report)], "**Totals**"),
+            _notes(notes[failed:]),
+        ],
+    )
+
+
+def _of_comparison(table: ComparisonTable, decision: Decision | None, *, full_names: bool) -> Document:
+    """The verdict, the rows that change most, and the others hidden until the reader opens them."""
     status, texts = None if decision is None else decision.status, totals_of(table.comparison)
     if decision is not None:
         texts = [*texts, *decision.sentences] if status == "same" else [*decision.sentences, *texts]
-    yield f"**{_VERDICTS[status]}** – {prose(texts[0])}\n\n"
-    yield from _items(texts[1:])
-    yield from _items(cause.text for cause in table.causes)
     comparability = table.comparison.comparability
-    yield from _items(f"Not known: {reservation}" for reservation in comparability.reservations)
-    changed = (row for row in table.shown.to_dicts() if row["difference_ns"])
-    rows = sorted(changed, key=lambda row: -abs(row["difference_ns"]))
-    yield from _table(table, rows[:_FIRST])
-    yield "<details><summary>Details</summary>\n\n"
-    yield from _table(table, rows[_FIRST:_MOST])
-    if len(rows) > _MOST:
-        yield f"{len(rows) - _MOST:,} more rows changed less.\n\n"
-    yield from _items([*sides_of(table), *table.comparison.notes])
-    yield "</details>\n"
+    reasons = [f"Not comparable: {reason.text}." for reason in comparability.reasons]
+    unknown = [*reasons, *(f"Not known: {reservation}." for reservation in comparability.reservations)]
+    changed = top(
+        table.changed(lambda rows: rows.filter(rows["difference_ns"] != 0)), Options(top=max(table.rows.height, 1))
+    )
+    sheet = comparison_sheet(changed, FULL, full_names=full_names)
+    return Document(
+        title=_VERDICTS[status],
+        verdict=texts[0],
+        blocks=[
+            _texts("parts", "total", map(prose, texts[1:])),
+            _texts("advice", "cause", [prose(cause.text) for cause in table.causes]),
+            _unknown(unknown),
+            Rows(sheet=sheet.part(0, _FIRST), is_folded=False),
+            Rows(sheet=sheet.part(_FIRST), kind="details", is_folded=False, details=True),
+            _texts("totals", "name of a side", map(prose, sides_of(table)), details=True),
+            _notes(table.comparison.notes, details=True),
+        ],
+    )
 
 
-def _items(sentences: Iterable[str]) -> Iterator[str]:
-    lines = [f"- {prose(sentence)}\n" for sentence in sentences]
-    yield from [*lines, "\n"] if lines else []
+def _texts(
+    kind: Kind, name: str, texts: Iterable[str], heading: str = "", *, bullets: bool = True, details: bool = False
+) -> Texts:
+    return Texts(kind=kind, name=name, texts=[*texts], heading=heading, bullets=bullets, details=details)
 
 
-def _table(table: ComparisonTable, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    names = NAMES[table.comparison.by]
-    unit = unit_for(round(ns or 0) for side in ("a_ns", "b_ns") for ns in table.shown[side])
-    heads = [*map(str.capitalize, names), f"A, {unit.name}", "B", "B − A", "Speedup", "±", "Share"]
-    yield f"| {' | '.join(heads)} |\n|{'---|' * len(names)}{'---:|' * 6}\n"
-    for row in rows:
-        times = [unit.show(row[side]) for side in ("a_ns", "b_ns", "difference_ns")]
-        speedup = f"only {row['only_in'].upper()}" if row["only_in"] else f"{row['speedup']:.3f}"
-        cells = [*(code(row[name]) for name in names), *times, speedup, uncertainty(row), f"{100 * row['share']:.1f}%"]
-        yield f"| {' | '.join(cells)} |\n"
-    yield "\n"
+def _unknown(sentences: Iterable[str]) -> Texts:
+    return _texts("unknown", "thing that the profile cannot say", map(prose, sentences), "**Cannot say**")
 
 
-def code(name: str) -> str:
-    """Return a name as code. It is safe in a cell of a table: backticks and bars are replaced by similar characters.
-
-    Example:
-        >>> code("features.0"), code("a|b`c")
-        ('`features.0`', '`a¦bʹc`')
-    """
-    text = printable(name).replace("|", "¦").replace("`", "ʹ").strip()
-    return f"`{text}`" if text else ""
+def _notes(notes: Iterable[str], *, details: bool = False) -> Texts:
+    return _texts("notes", "note", map(prose, notes), "" if details else "**Notes**", details=details)
 
 
-def prose(sentence: str) -> str:
-    r"""Return a sentence in which GitHub interprets neither Markdown nor HTML, links or mentions.
-
-    Example:
-        >>> prose("<b>h.*</b> is slower")
-        '\\<b\\>h.\\*\\</b\\> is slower'
-    """
-    return _SPECIAL.sub(r"\\\1", _INERT.sub(_ZERO_WIDTH, printable(sentence).strip()))
+def _named(name: str, text: str) -> str:
+    return f"{name}: {inline(text)}"

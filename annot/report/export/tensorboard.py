@@ -91,9 +91,9 @@ def _label(row: dict[str, Any]) -> str:
 def _layer_table(report: Table) -> str:
     """Return the columns of the view, sums, as Markdown."""
     view = replace(report.view, columns=("phase", *report.view.columns))
-    rows, columns = replace(report, view=view).cells(units=True)
+    rows, columns = replace(report, view=view).cells()
     lines = [(*row_label(row), *(column.show(row) for column in columns), ", ".join(row["shapes"][:1])) for row in rows]
-    return _markdown(("Layer", "Module", *(column.title for column in columns), "Input"), lines)
+    return _markdown(("Layer", "Module", *(column.full_title for column in columns), "Input"), lines)
 
 
 def _summary(meta: dict[str, Any]) -> str:

@@ -12,13 +12,13 @@ from html import escape
 from typing import Any, Final
 
 from annot.report.charts.chart import INKS, Chart, as_svg
-from annot.report.columns import TREE, Formatted
+from annot.report.columns import Formatted
 from annot.report.table import Table
 from annot.report.terminal.ranks import RanksTable, ranks_columns, ranks_heading, ranks_totals
 from annot.report.terminal.table import tree_columns
 from annot.report.totals import totals
 from annot.report.tree import Line, row_label
-from annot.report.units import printable, share, unit_for
+from annot.report.units import printable, share
 
 _STYLE: Final = (
     ".annot-layers{font:13px system-ui,sans-serif;overflow-x:auto}"
@@ -86,22 +86,20 @@ def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "
 def _flat(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
     view = report.view
-    shown, columns = report.cells(_MOST, units=True)
+    shown, columns = report.cells(_MOST)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
         lines += _row(_label(path, beside), columns, row, row["name"] if view.label == "name" else "")
-    return [view.label.capitalize(), *(column.title for column in columns)], lines
+    return [view.label.capitalize(), *(column.full_title for column in columns)], lines
 
 
 def _tree(report: Table) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
     layers = report.tree
     lines = [*layers, *report.others]
-    unit = unit_for(report.shown[report.time]).name
     columns = [column for column in tree_columns(report) if any(map(column.show, lines))]
-    timed = {column.title for column in TREE.values() if column.unit == "ns"}
-    heads = [f"{column.title}, {unit}" if column.title in timed else column.title for column in columns]
+    heads = [column.full_title for column in columns]
     bar = heads.index("Share") + 1 if "Share" in heads else 0
     rows = ""
     for line in lines:

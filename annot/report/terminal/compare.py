@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import polars as pl
@@ -22,10 +22,9 @@ from annot.report.terminal.layout import (
     WIDE,
     Ends,
     Hanging,
-    fitted_table,
+    Sheet,
     kernel_text,
     left_out,
-    marked,
     one_line,
     print_blocks,
 )
@@ -118,9 +117,8 @@ def print_comparison(table: ComparisonTable, console: Console, *, full_names: bo
 
     `full_names` prints kernels with their full names.
     """
-    heading = Text(_heading(table), style="bold")
-    drawn = _table(table, table.comparison.by.capitalize(), console.width, full_names=full_names)
-    console.print(Group(heading, drawn, *_hidden(table.comparison), *_totals(table)))
+    drawn = comparison_sheet(table, console.width, full_names=full_names)
+    console.print(Group(drawn, *_hidden(table.comparison), *_totals(table)))
 
 
 def print_comparison_answer(table: ComparisonTable, console: Console, *, more: str) -> None:
@@ -130,7 +128,7 @@ def print_comparison_answer(table: ComparisonTable, console: Console, *, more: s
     why = [f"{printable(cause.sentence)}." for cause in table.causes][:_CAUSES]
     texts = [*totals_of(comparison), *why, *sides_of(table), *reasons]
     rows = changed.shown.height
-    drawn = [_table(changed, _heading(changed), width)] if rows else []
+    drawn = [_sheet(changed, _heading(changed), width)] if rows else []
     below = left_out(table.shown.height, len(comparison.notes), more, width)
     print_blocks(console, [[one_line(Text(text), width) for text in texts], drawn, below], rows)
 
@@ -147,7 +145,13 @@ def _heading(table: ComparisonTable) -> str:
     return f"{what} time{per_step} by {comparison.by}, {_unit(table).name}"
 
 
-def _table(table: ComparisonTable, title: str, width: int, *, full_names: bool = False) -> RenderableType:
+def comparison_sheet(table: ComparisonTable, width: int, *, full_names: bool = False) -> Sheet:
+    """Return the table with its heading; the width of the terminal selects the words."""
+    sheet = _sheet(table, table.comparison.by.capitalize(), width, full_names=full_names)
+    return replace(sheet, heading=_heading(table))
+
+
+def _sheet(table: ComparisonTable, title: str, width: int, *, full_names: bool = False) -> Sheet:
     rows, unit = table.shown.to_dicts(), _unit(table)
     names = {} if full_names else short_names(table.comparison.kernels)
     shows: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -161,11 +165,22 @@ def _table(table: ComparisonTable, title: str, width: int, *, full_names: bool =
     }
     always = {"a_ns": 0, "b_ns": 0} if table.comparison.by in ("phase", "kind") else {}  # short names leave room
     kept = ("difference_ns", "speedup")
-    columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
+    columns = [
+        head(column, show, always.get(name), keep=name in kept, unit=unit.name if column.unit == "ns" else "")
+        for name, show in shows.items()
+        for column in [COMPARED[name]]
+    ]
     ends = [_changes(row, names) for row in rows] if width >= WIDE else []
     changes = [abs(row["difference_ns"]) for row in rows]
-    labels = marked([_label(row, names) for row in rows], changes.index(max(changes)) if any(changes) else None)
-    return fitted_table(title, labels, columns, rows, width, Ends(ends, COMPARED["kernels_gone"].title))
+    return Sheet(
+        title=title,
+        labels=[_label(row, names) for row in rows],
+        columns=columns,
+        rows=rows,
+        ends=Ends(ends, COMPARED["kernels_gone"].title),
+        hottest=changes.index(max(changes)) if any(changes) else None,
+        sizes=changes,
+    )
 
 
 def _hidden(comparison: Comparison) -> list[Text]:

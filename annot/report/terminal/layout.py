@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any, Final
 
@@ -53,16 +53,9 @@ class Ends:
     room: int = 0
 
 
-def fitted_table(
-    title: str,
-    labels: Sequence[Text],
-    columns: Sequence[Formatted[Any]],
-    rows: Sequence[Any],
-    width: int,
-    ends: Ends = Ends(),
-    room: int = LABEL,
-) -> RenderableType:
-    """Return a table that never truncates numbers. Labels and last cells share the remaining width.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A table of labels, numbers and last cells. It fits the width of a terminal and never truncates numbers.
 
     Args:
         title: heading of the labels.
@@ -70,22 +63,56 @@ def fitted_table(
         columns: columns of numbers. Columns that are empty in every row are hidden. Of columns that do not fit, the
             spare ones are hidden first, then the last, and those to keep at the end.
         rows: input of the columns; None is an empty line.
-        width: width of the terminal in columns.
         ends: last cell of each row.
         room: width that columns leave for the labels: the last columns are hidden first.
+        heading: line above the table; empty: the title says what it shows.
+        hottest: place of the row to mark; None: rows have no marks.
+        names: labels that stand alone, where those of `labels` depend on the rows above; empty: `labels`.
+        sizes: size of each row, by which small rows are folded; empty: rows stand in this order.
+        others: function from the places of folded rows to the row that stands for them; None: it has no numbers.
     """
-    gap = 2 if width >= NARROW else 1
-    wanted = max(LABEL, min(room, max((label.cell_len for label in labels), default=0)))
-    shown = _filled(columns, rows, width)
+
+    title: str
+    labels: Sequence[Text]
+    columns: Sequence[Formatted[Any]]
+    rows: Sequence[Any]
+    ends: Ends = Ends()
+    room: int = LABEL
+    heading: str = ""
+    hottest: int | None = None
+    names: Sequence[str] = ()
+    sizes: Sequence[float] = ()
+    others: Callable[[Sequence[int]], Any] | None = None
+
+    def part(self, start: int, end: int | None = None) -> Sheet:
+        """Return the rows from a place to another one, with the units of all."""
+        at = slice(start, end)
+        ends = replace(self.ends, texts=self.ends.texts[at])
+        return replace(
+            self, labels=self.labels[at], rows=self.rows[at], ends=ends, names=self.names[at], sizes=self.sizes[at]
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if self.heading:
+            yield Text(self.heading, style="bold")
+        yield _fitted(self, options.max_width)
+
+
+def _fitted(sheet: Sheet, width: int) -> _Table:
+    """The table with the columns for a terminal of this width. Labels and last cells share the remaining width."""
+    gap, rows, ends = 2 if width >= NARROW else 1, sheet.rows, sheet.ends
+    labels = _marked(sheet.labels, sheet.hottest)
+    wanted = max(LABEL, min(sheet.room, max((label.cell_len for label in labels), default=0)))
+    shown = _filled(sheet.columns, rows, width)
     longest_end = max((text.cell_len for text in ends.texts), default=0)
     ending = min(ends.room, longest_end) + gap if longest_end and ends.room else 0
     while (left := width - sum(column.width + gap for column in shown)) < wanted + ending and len(shown) > _FEW:
         shown = _drop_least(shown)
     most = left - ending if ending else ends.most
-    longest = max([len(title), *(label.cell_len for label in labels)])
+    longest = max([len(sheet.title), *(label.cell_len for label in labels)])
     label = max(LABEL, min(left, most or left, longest))
     end = max(len(ends.heading), min(longest_end, left - label - gap)) if longest_end else 0
-    first = [Text(title, "bold"), *labels]
+    first = [Text(sheet.title, "bold"), *labels]
     cells = zip(*([column.title, *column.cells] for column in shown), strict=True) if shown else [()] * len(first)
     last = [Text(ends.heading, "bold"), *ends.texts] if end else [None] * len(first)
     lines = [*zip(first, cells, last, strict=True)]
@@ -184,8 +211,8 @@ def kernel_text(name: str, style: str = "") -> Text:
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
 
 
-def marked(labels: Sequence[Text], hottest: int | None) -> list[Text]:
-    """Return the labels of rows in a column of marks, with that of the hottest row; None: labels without marks."""
+def _marked(labels: Sequence[Text], hottest: int | None) -> list[Text]:
+    """The labels of rows in a column of marks, with that of the hottest row; None: labels without marks."""
     if hottest is None:
         return [*labels]
     return [

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeAlias
 
 import polars as pl
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.text import Text
 
 from annot.report.columns import ACROSS, ARRIVALS, Formatted, head
 from annot.report.table import Table, select
 from annot.report.terminal.layout import (
     HOTTEST,
-    fitted_table,
+    Sheet,
     left_out,
-    marked,
     notes,
     one_line,
     print_blocks,
@@ -93,9 +92,7 @@ def print_ranks(report: RanksTable, console: Console, *, full_names: bool = Fals
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     above = verdict_lines(report.meta) if with_verdict else []
     totals = [Text(f"{name}: {text}") for name, text in ranks_totals(report)]
-    heading = Text(ranks_heading(report), style="bold")
-    table = _table(report, report.view.by.capitalize(), report.across.to_dicts(), console.width)
-    console.print(Group(*above, Text(), heading, table, Text(), *totals, *notes(report.meta)))
+    console.print(Group(*above, Text(), ranks_sheet(report), Text(), *totals, *notes(report.meta)))
 
 
 def print_ranks_answer(report: RanksTable, console: Console, *, more: str = "") -> None:
@@ -106,7 +103,7 @@ def print_ranks_answer(report: RanksTable, console: Console, *, more: str = "") 
     width = console.width
     totals = [one_line(Text(f"{name}: {text}"), width) for name, text in ranks_totals(report)]
     rows = _hottest(report, HOTTEST)
-    table = [_table(report, ranks_heading(report), rows, width)] if rows else []
+    table = [_sheet(report, ranks_heading(report), rows)] if rows else []
     below = left_out(report.across.height, len(report.meta["notes"]), more, width)
     print_blocks(console, [[*verdict_in_lines(report.meta, console), *totals], table, below], len(rows))
 
@@ -122,11 +119,21 @@ def _hottest(report: RanksTable, number: int) -> list[dict[str, Any]]:
     return select(rows, "(self)", longest=True, number=number).drop("(self)").to_dicts()
 
 
-def _table(report: RanksTable, title: str, rows: Sequence[dict[str, Any]], width: int) -> RenderableType:
+def ranks_sheet(report: RanksTable) -> Sheet:
+    """Return the comparison of the ranks with its heading."""
+    return replace(_sheet(report, report.view.by.capitalize(), report.across.to_dicts()), heading=ranks_heading(report))
+
+
+def _sheet(report: RanksTable, title: str, rows: Sequence[dict[str, Any]]) -> Sheet:
     hottest = next((row for row in _hottest(report, 1) if row in rows), None)
-    labels = [label_text(row, report.view.label) for row in rows]
-    labels = marked(labels, None if hottest is None else rows.index(hottest))
-    return fitted_table(title, labels, ranks_columns(report), rows, width)
+    return Sheet(
+        title=title,
+        labels=[label_text(row, report.view.label) for row in rows],
+        columns=ranks_columns(report),
+        rows=rows,
+        hottest=None if hottest is None else rows.index(hottest),
+        sizes=[row[report.column] or 0 for row in rows],
+    )
 
 
 def ranks_heading(report: RanksTable) -> str:
@@ -158,7 +165,9 @@ def ranks_columns(report: RanksTable) -> list[_Column]:
         shows["skew_median_ns"] = lambda row: unit.show(row["skew_median_ns"])
         shows["transfer_median_ns"] = lambda row: unit.show(row["transfer_median_ns"])
         shows["late"] = lambda row: "" if row["late"] is None else str(row["late"])
-    columns: list[_Column] = [head({**ACROSS, **ARRIVALS}[name], show) for name, show in shows.items()]
+    declared = {name: {**ACROSS, **ARRIVALS}[name] for name in shows}
+    units = {name: unit.name if column.unit == "ns" else "" for name, column in declared.items()}
+    columns: list[_Column] = [head(declared[name], show, unit=units[name]) for name, show in shows.items()]
     if len(report.ranks) > _PER_RANK:
         return columns
     keys = report.across.columns[: report.across.columns.index("ranks")]
@@ -168,7 +177,7 @@ def ranks_columns(report: RanksTable) -> list[_Column]:
         return lambda row: unit.show(work.get((*(row[key] for key in keys), rank)))
 
     least = _ROOM + 10 * len(report.ranks)
-    return columns + [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
+    return columns + [Formatted(f"r{rank}", of(rank), least, unit=unit.name) for rank in report.ranks]
 
 
 def ranks_totals(report: RanksTable) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from annot.report.columns import Column, formatted
-from annot.report.terminal.layout import Ends, fitted_table
+from annot.report.terminal.layout import Ends, Sheet
 from annot.report.units import printable
 
 
@@ -50,4 +50,5 @@ def print_records(records: Records, console: Console) -> None:
         [Text(printable(str(row[column.name] or ""))) for row in rows] for column in (records.label, records.end)
     )
     columns = formatted(records.columns, rows, None)
-    console.print(fitted_table(records.label.title, first, columns, rows, console.width, Ends(last, records.end.title)))
+    ends = Ends(last, records.end.title)
+    console.print(Sheet(title=records.label.title, labels=first, columns=columns, rows=rows, ends=ends))

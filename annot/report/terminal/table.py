@@ -30,12 +30,11 @@ from annot.report.terminal.layout import (
     WIDE,
     Ends,
     Hanging,
+    Sheet,
     as_lines,
     cut_lines,
-    fitted_table,
     kernel_text,
     left_out,
-    marked,
     notes,
     one_line,
     plain_text,
@@ -65,6 +64,8 @@ _TOTALS: Final = 4
 """Maximum numbers of pieces of advice and of totals in an answer."""
 _PHASES: Final = {"forward": "Fwd", "backward": "Bwd", "recompute": "Re"}
 """Phases of a layer, and their titles on narrow terminals."""
+_SUMMED: Final = ("gpu_self_ns", "host_self_ns", "gpu_by_time_ns", "kernels")
+"""Columns of which the line for other lines of a tree has the sums."""
 _R = TypeVar("_R")
 
 
@@ -90,9 +91,9 @@ def as_text(table: Table) -> str:
 
 def _whole(table: Table, width: int) -> list[RenderableType]:
     above = [Hanging(f"{name}: ", text) for name, text in totals(table)]
-    tables = [line for replacement in table.instead for line in (*_drawn(replacement, width), Text())]
+    tables = [line for replacement in table.instead for line in (*drawn(replacement, width), Text())]
     if not tables or table.meta["ranges"]:
-        tables += [*_drawn(table, width), Text()]
+        tables += [*drawn(table, width), Text()]
     return [*above, Text(), *tables, *notes(table.meta)]
 
 
@@ -121,8 +122,14 @@ def _named(path: str, beside: str) -> Text:
     return text.append(f" {printable(beside)}", style="cyan") if beside else text
 
 
-def _drawn(table: Table, width: int) -> list[RenderableType]:
-    """The heading, the table and the lines that belong to it."""
+def drawn(table: Table, width: int, most: int | None = _SHOWN) -> list[RenderableType]:
+    """Return the table with its heading, and the lines that belong to it.
+
+    Args:
+        table: the table.
+        width: width of the terminal, which selects the words.
+        most: number of single executions; None: all.
+    """
     view, units = table.view, table.meta.get("matrix_units", "Tensor Cores")
     heading = view.heading.replace("Tensor Cores", units)
     if view.layout == "advice" and not table.nothing:
@@ -131,23 +138,28 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
         above = [] if view.layout == "advice" else [Text(heading, style="bold")]
         return [*above, Text(table.nothing, style="dim")]
     if table.is_list:
-        return [_hot_table(table, hottest_rows(table), width)]
-    return _tree(table, width) if table.is_tree else _flat(table, heading, units, width)
+        return [hot_sheet(table, hottest_rows(table), width)]
+    return [_tree(table, width)] if table.is_tree else _flat(table, heading, units, width, most)
 
 
-def _flat(table: Table, heading: str, units: str, width: int) -> list[RenderableType]:
+def _flat(table: Table, heading: str, units: str, width: int, most: int | None) -> list[RenderableType]:
     """A table with a line per row."""
     view = table.view
-    shown, columns = table.cells(_SHOWN if view.group == "each" else None)
+    shown, columns = table.cells(most if view.group == "each" else None)
     columns = in_units(_kept(columns, table.meta.get("verdict", "")), units)
     if view.label == "item":
         shown = [row | {"item": _item(row, units)} for row in shown]
     label = _TITLES.get(view.label, view.label.capitalize())
     own = next((name for name in (table.own_time, "self_ns", table.order) if name in table.rows.columns), "")
-    hottest = _hottest(shown, lambda row: row[own]) if own and view.sums else None
+    hottest = _hottest([row[own] for row in shown]) if own and view.sums else None
+    sheet = _rows_sheet(label, shown, columns, width, view.label, view.end, hottest)
     lines: list[RenderableType] = [
-        Text(f"{heading}{table.scope}{_unit(table, shown)}{table.each_step}", style="bold"),
-        _rows_table(label, shown, columns, width, view.label, view.end, hottest),
+        replace(
+            sheet,
+            heading=f"{heading}{table.scope}{_unit(table, shown)}{table.each_step}",
+            sizes=[row.get(table.order) or 0 for row in shown] if table.order else (),
+            others=(lambda places: table.summed([shown[place] for place in places])) if view.sums else None,
+        )
     ]
     if further := table.shown.height - len(shown):
         lines.append(Text(f"… and {further:,} more. --format csv prints all.", style="dim"))
@@ -159,18 +171,18 @@ def _flat(table: Table, heading: str, units: str, width: int) -> list[Renderable
     return lines
 
 
-def _rows_table(
-    heading: str,
+def _rows_sheet(
+    title: str,
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[Formatted[Mapping[str, Any]]],
     width: int,
     label: str = "layer",
     end: str = "",
     hottest: int | None = None,
-) -> RenderableType:
+) -> Sheet:
     """A table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    `heading` is that of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of the
+    `title` is that of the labels, `label` their column, `width` that of the terminal, and `hottest` the place of the
     row to mark.
     """
     texts = []
@@ -183,8 +195,8 @@ def _rows_table(
         most=width // 3 if end == "name" else None,  # leave room for the name of the kernel
         room=width // 4 if end == "inputs" else 0,  # only inputs tell the rows of an operator apart
     )
-    labels = marked([label_text(row, label) for row in rows], hottest)
-    return fitted_table(heading, labels, columns, rows, width, ends, _ROOM)
+    labels = [label_text(row, label) for row in rows]
+    return Sheet(title=title, labels=labels, columns=columns, rows=rows, ends=ends, room=_ROOM, hottest=hottest)
 
 
 def _item(row: Mapping[str, Any], units: str) -> str:
@@ -201,10 +213,10 @@ def _unit(table: Table, rows: Sequence[Mapping[str, Any]]) -> str:
     return f", {unit_for(times).name}" if times else ""
 
 
-def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> int | None:
+def _hottest(times: Sequence[float | None]) -> int | None:
     """The place of the row with the most time; None: no row has any."""
-    times = [time(row) or 0 for row in rows]
-    return times.index(max(times)) if any(times) else None
+    sizes = [time or 0 for time in times]
+    return sizes.index(max(sizes)) if any(sizes) else None
 
 
 def _kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
@@ -217,19 +229,28 @@ def _kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]
     return [replace(column, keep=column.title.partition(" ")[0] in words) for column in columns]
 
 
-def _tree(table: Table, width: int) -> list[RenderableType]:
+def _tree(table: Table, width: int) -> Sheet:
     """The tree of layers, with the time of each phase side by side."""
     lines, others = table.tree, table.others
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
-    hottest, root = _hottest(rows, lambda line: line.get(table.own_time) if line else None), _model_class(lines)
-    labels = marked([_line_label(line, root) if line else Text() for line in rows], hottest)
+    hottest, root = _hottest([line.get(table.own_time) if line else None for line in rows]), _model_class(lines)
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
-    room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
-    columns = _kept(tree_columns(table), table.meta.get("verdict", ""))
-    drawn = fitted_table("Layer", labels, columns, rows, width, Ends(shapes), room)
-    heading = _time_heading(table, "time by layer", unit_for(table.shown[table.time]).name)
-    return [Text(heading, style="bold"), drawn]
+    names = [row.label.plain for row in named_rows(table)]
+    names[len(lines) : len(lines)] = [""] * len(gap)
+    return Sheet(
+        title="Layer",
+        labels=[_line_label(line, root) if line else Text() for line in rows],
+        columns=_kept(tree_columns(table), table.meta.get("verdict", "")),
+        rows=rows,
+        ends=Ends(shapes),
+        room=max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL,
+        heading=_time_heading(table, "time by layer", unit_for(table.shown[table.time]).name),
+        hottest=hottest,
+        names=names,
+        sizes=[line.get(table.time) or 0 if line else 0 for line in rows],
+        others=lambda places: _other_line([rows[place] for place in places]),
+    )
 
 
 def _time_heading(table: Table, what: str, unit: str) -> str:
@@ -247,7 +268,7 @@ def tree_columns(table: Table) -> list[Formatted[Line]]:
     unit, host = unit_for(rows[time]), unit_for(rows["host_ns"])
     of_folds = unit_for(spread.slowest for spread in spreads.values())
     spread_unit = "" if of_folds.name == unit.name else f" {of_folds.name}"
-    units = {"host": f" {host.name}", "median": spread_unit, "slowest": spread_unit, "iqr": spread_unit}
+    own_units = {"host": f" {host.name}", "median": spread_unit, "slowest": spread_unit, "iqr": spread_unit}
 
     def timed(column: str, *phases: str) -> Callable[[Line], str]:
         return lambda line: unit.show(line.get(column, *phases))
@@ -278,8 +299,15 @@ def tree_columns(table: Table) -> list[Formatted[Line]]:
     if time == "gpu_ns" and table.meta["host_ns"] is not None:
         shows["host"] = lambda line: host.show(line.get("host_ns"))
     return [
-        head(TREE[name], show, least.get(name), f"{TREE[name].title}{units.get(name, '')}")
+        head(
+            column,
+            show,
+            least.get(name),
+            f"{column.title}{own}",
+            unit=unit.name if "ns" in column.unit and not own else "",
+        )
         for name, show in shows.items()
+        for column, own in [(TREE[name], own_units.get(name, ""))]
     ]
 
 
@@ -313,6 +341,11 @@ class HotRow:
     calls: float | None
     bound: str | None
     source: str
+
+    @property
+    def label(self) -> Text:
+        """The path with the class and the number of layers."""
+        return _named(self.path, self.module).append(f" ×{self.layers:,}" if self.layers > 1 else "")
 
 
 def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
@@ -364,33 +397,62 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
     )
 
 
-def _hot_table(table: Table, rows: Sequence[HotRow], width: int) -> RenderableType:
-    """A list of the rows with the most self time."""
+def hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
+    """Return a list of rows by self time; the width of the terminal selects the words."""
     unit = unit_for(row.total_ns for row in rows)
 
     def of_phase(phase: str) -> Callable[[HotRow], str]:
         return lambda row: unit.show(row.self_ns.get(phase))
 
     phases = [phase for phase in LAYER_PHASES if any(phase in row.self_ns for row in rows)]
+    titles = _PHASES if width < WIDE else {phase: TREE[phase].title for phase in phases}
     columns = [
-        *(Formatted(_PHASES[phase] if width < WIDE else TREE[phase].title, of_phase(phase)) for phase in phases),
-        head(TREE["self"], lambda row: unit.show(row.total_ns), least=0, keep=True),
+        *(Formatted(titles[phase], of_phase(phase), unit=unit.name) for phase in phases),
+        head(TREE["self"], lambda row: unit.show(row.total_ns), least=0, keep=True, unit=unit.name),
         head(TREE["share"], lambda row: share(row.total_ns, table.whole or 0), keep=True),
         head(TREE["calls"], lambda row: count(row.calls or None), least=100),
         Formatted("Bound", lambda row: row.bound or "", 100 if any(row.source for row in rows) else 76),
     ]
-    labels = [_named(row.path, row.module).append(f" ×{row.layers:,}" if row.layers > 1 else "") for row in rows]
     sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
-    ends = Ends(sources, "Source", room=_SOURCE if width < FULL else 2 * _SOURCE)
-    labels = marked(labels, _hottest(rows, lambda row: row.total_ns))
-    return fitted_table(_time_heading(table, "self time", unit.name), labels, columns, rows, width, ends, _ROOM)
+    times = [row.total_ns for row in rows]
+    return Sheet(
+        title=_time_heading(table, "self time", unit.name),
+        labels=[row.label for row in rows],
+        columns=columns,
+        rows=rows,
+        ends=Ends(sources, "Source", room=_SOURCE if width < FULL else 2 * _SOURCE),
+        room=_ROOM,
+        hottest=_hottest(times),
+        sizes=times,
+        others=lambda places: _other_rows([rows[place] for place in places]),
+    )
+
+
+def _other_rows(rows: Sequence[HotRow]) -> HotRow:
+    """One row for several: the sums of their self times."""
+    phases = dict.fromkeys(phase for row in rows for phase in row.self_ns)
+    times = {phase: sum(row.self_ns.get(phase, 0) for row in rows) for phase in phases}
+    total = sum(row.total_ns for row in rows)
+    return HotRow(path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, bound=None, source="")
+
+
+def _other_line(lines: Sequence[Line | None]) -> Line:
+    """One line of the tree for several: the sums of their self times and kernels, not the times of layers inside."""
+    phases: dict[str, dict[str, Any]] = {}
+    for row in (row for line in lines if line for row in [line.phases]):
+        for phase, values in row.items():
+            sums = phases.setdefault(phase, dict.fromkeys(values))
+            for name in _SUMMED:
+                if values.get(name) is not None:
+                    sums[name] = (sums[name] or 0) + values[name]
+    return Line("", "", phases=phases)  # type: ignore[arg-type]
 
 
 def _kernel_table(table: Table, number: int, width: int) -> RenderableType:
     """A list of the longest kernels of a table by kernel."""
     rows, columns = replace(table, view=replace(table.view, columns=_OF_KERNELS)).cells(number)
     heading = _time_heading(table, "time by kernel", unit_for(row["main_ns"] for row in rows).name)
-    return _rows_table(heading, rows, columns, width, "name", hottest=_hottest(rows, lambda row: row["main_ns"]))
+    return _rows_sheet(heading, rows, columns, width, "name", hottest=_hottest([row["main_ns"] for row in rows]))
 
 
 def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
@@ -422,20 +484,24 @@ def _advice_below(table: Table) -> list[RenderableType]:
     ]
 
 
-def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
-    """The advice as text: suggestion, saving, evidence, layers and code."""
+def advice_items(
+    rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]
+) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
+    """Yield each piece of advice: the suggestion, named facts about it, and the code."""
+    for row in rows:
+        facts = [("Saves", saving(row["saves"], meta)), ("Why", f"{row['evidence']}.")]
+        facts += [("Where", ", ".join(row["where"]))] if row["where"] else []
+        facts += [(name, row[key]) for name, key in (("Try", "trial"), ("Tried", "tried")) if row.get(key)]
+        yield row["advice"], facts, row["code"]
+
+
+def _advice_lines(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
+    """The advice as text: suggestion, facts and code."""
     lines: list[RenderableType] = []
-    for number, row in enumerate(rows, 1):
-        lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
-        lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
-        lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
-        if row["where"]:
-            lines.append(Hanging("   Where: ", printable(", ".join(row["where"]))))
-        lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
-        if row.get("trial"):
-            lines.append(Text.assemble("   Try: ", (printable(row["trial"]), "cyan")))
-        if row.get("tried"):
-            lines.append(Hanging("   Tried: ", printable(row["tried"])))
+    for number, (advice, facts, code) in enumerate(advice_items(rows, meta), 1):
+        lines.append(Hanging(f"{number}. ", printable(advice), "bold"))
+        lines += [Hanging(f"   {name}: ", printable(text)) for name, text in facts]
+        lines += [Text(f"   {printable(line)}", style="cyan") for line in code.split("\n")]
         lines.append(Text())
     return lines[:-1]
 
@@ -471,7 +537,7 @@ def print_answer(table: Table, console: Console, *, more: str = "", reasons: str
     else:
         hottest = hottest_rows(table, HOTTEST)
         rows = len(hottest)
-        drawn = [_hot_table(table, hottest, width)] if rows else []
+        drawn = [hot_sheet(table, hottest, width)] if rows else []
     further = f"; reasons and code: {reasons}" if reasons and table.advice else ""
     below = left_out(table.shown.height, len(meta["notes"]), more and f"{more}{further}", width)
     room = LINES - len(above) - (rows + 1 if rows else 0) - len(below)
@@ -496,15 +562,15 @@ def _best_advice(table: Table, console: Console, room: int) -> list[Text]:
     """
     rows = table.advice[:_ADVICE]
     for most, with_layers in ((_ADVICE, True), (_ADVICE, False), (1, True), (1, False)):
-        texts = (_advice_text(row, table, with_layers=with_layers) for row in rows[:most])
-        lines = [line for text in texts for line in as_lines(text, console, "  ")]
+        texts = (advice_text(row, table, with_layers=with_layers) for row in rows[:most])
+        lines = [line for text in texts for line in as_lines(Text.assemble(("Advice: ", "cyan"), text), console, "  ")]
         if len(lines) <= room:
             return lines
     return cut_lines(lines, room) if room > 0 else []
 
 
-def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> Text:
-    """A piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
+def advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool = True) -> str:
+    """Return a piece of advice with what it saves and the first layer, or the fold that stands for it in tables."""
     where = ""
     if with_layers:
         groups = table.rows.drop_nulls("group").select("layer", "group") if "group" in table.rows.columns else None
@@ -514,8 +580,7 @@ def _advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool) -> 
         layers = [*dict.fromkeys(layer_path.with_parent(folds.get(layer, name), root) for layer, name in names)]
         others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         where = f" In {printable(layers[0])}{others}." if layers else ""
-    gain = saving(row["saves"], table.meta)
-    return Text.assemble(("Advice: ", "cyan"), f"{printable(row['advice'])} Saves {gain}.{where}{_tried(row)}")
+    return f"{printable(row['advice'])} Saves {saving(row['saves'], table.meta)}.{where}{_tried(row)}"
 
 
 def _tried(row: Mapping[str, Any]) -> str:
@@ -559,7 +624,7 @@ def print_roofline(table: Table, console: Console, *, full_names: bool = False) 
         columns = in_units(formatted(of_names(ROOFLINE_COLUMNS), rows, None), units)
         steps = f" per step, mean of {meta['per_step']:,}" if "per_step" in meta else ""
         lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}{steps}", style="bold"))
-        lines.append(_rows_table(view.by.capitalize(), rows, columns, console.width, view.label))
+        lines.append(_rows_sheet(view.by.capitalize(), rows, columns, console.width, view.label))
     else:
         lines.append(Text(view.empty, style="dim"))
     if view.by == "layer" and (missing := table.rows["flops"].null_count()):
