@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -190,15 +191,17 @@ def digest_of(path: str, args: argparse.Namespace) -> Digest:
 
 def whole_command(args: argparse.Namespace) -> str:
     """Return the command that prints all of the Markdown of which --max-chars leaves something out."""
-    words = [word for word in args.words if word != "--force"]
-    end = words.index("--") if "--" in words else len(words)
-    for name in ("--max-chars", "--format", "--output", "-o"):
-        place = next((place for place, word in enumerate(words[:end]) if word.partition("=")[0] == name), None)
-        if place is not None:
-            taken = 1 if "=" in words[place] else 2
-            del words[place : place + taken]
-            end -= taken
-    return shlex.join(["annot", *words[:1], "--format", "markdown", *words[1:]])
+    verb, *words = args.words
+    kept, rest = ["annot", verb, "--format", "markdown"], iter(words)
+    for word in rest:
+        if word == "--":  # commands or profiles follow
+            kept += [word, *rest]
+        elif option := re.fullmatch(r"--(?:max-chars|format|output)(=.*)?|-o(.*)", word):
+            if not option[1] and not option[2]:
+                next(rest, None)
+        else:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def deliver(report: Report, show: Callable[[Console], None], args: argparse.Namespace) -> None:

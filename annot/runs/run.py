@@ -23,6 +23,7 @@ from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.report.table import Options, Order, Table, process
 from annot.report.tree import folds_of, with_groups
+from annot.report.unknown import MOST_ACTIVITIES
 from annot.report.views import View, find_view
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
@@ -38,10 +39,6 @@ _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
 _LARGEST: Final = 10
 """Kernels in the report of a profile without ranges."""
-_ADVISED: Final = 50_000
-"""Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
-
-
 IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
 
@@ -333,7 +330,7 @@ class Run(Frames):
     @staticmethod
     def is_small(attribution: Attribution) -> bool:
         """Return whether the profile is small enough for a verdict and advice with each report."""
-        return int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item()) <= _ADVISED
+        return int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item()) <= MOST_ACTIVITIES
 
     @staticmethod
     def steps_in(attribution: Attribution) -> int:

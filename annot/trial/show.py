@@ -53,7 +53,7 @@ def as_markdown(answer: Answer, max_chars: int | None = None) -> str:
     measured = [row for row in answer.rows if row.speedup is not None]
     blocks = (
         Rows(sheet=_sheet(answer, measured), is_folded=False),
-        Texts(kind="advice", name="code", texts=[fenced(best.code, "python")] if best else [], bullets=False),
+        Texts(kind="advice", name="code", texts=[fenced(best.code, "python")] if best else [], style="paragraphs"),
         Texts(kind="unknown", name="remark on a change", texts=[*map(prose, _remarks(answer))]),
         Texts(kind="notes", name="note", texts=[*map(prose, [*_layers(answer)[1:], *_notes(answer)])]),
     )

@@ -37,7 +37,7 @@ def as_markdown(answer: LayerAnswer, max_chars: int | None = None) -> str:
     for row in answer.layers:
         measured = [gain for gain in row.gains if gain.speedup is not None]
         blocks += [
-            Texts(kind="parts", name="layer", texts=[f"**{prose(_heading(row, answer))}**"], bullets=False),
+            Texts(kind="parts", name="layer", texts=[f"**{prose(_heading(row, answer))}**"], style="paragraphs"),
             Rows(sheet=_sheet(measured), is_folded=False),
             Texts(kind="unknown", name="remark", texts=[*map(prose, _notes(row))]),
         ]

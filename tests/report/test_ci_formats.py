@@ -23,8 +23,9 @@ from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import Decision, decide
+from annot.report.export.document import code, prose
 from annot.report.export.junit import as_junit
-from annot.report.export.markdown import as_markdown, code, prose
+from annot.report.export.markdown import markdown
 from annot.report.table import Options, process
 from annot.report.terminal.compare import ComparisonTable, comparison_table
 
@@ -61,8 +62,9 @@ def compared(factor: float) -> tuple[ComparisonTable, Decision]:
     return process(comparison_table(comparison, "main", "branch", why), Options()), decision
 
 
-def markdown(factor: float) -> str:
-    return "".join(as_markdown(*compared(factor)))
+def gate_text(factor: float) -> str:
+    table, decision = compared(factor)
+    return markdown(table, decision=decision)
 
 
 def junit(factor: float) -> ElementTree.Element:
@@ -70,33 +72,33 @@ def junit(factor: float) -> ElementTree.Element:
 
 
 def test_verdict_is_the_first_line_of_markdown() -> None:
-    text = markdown(1.5)
+    text = gate_text(1.5)
     assert text.startswith("**❌ Slower** – head forward takes 1.50")
     assert "the same work takes longer here" in text
     first_table, _, details = text.partition("<details>")
-    assert first_table.count("\n| ") == 6
-    assert first_table.index("| `head` | `Linear` | `forward` | ") < first_table.index("`backward`")
+    assert first_table.count("\n| ") == 7
+    assert first_table.index("| `head Linear` | forward | ") < first_table.index("backward")
     assert "- A: main\n- B: branch\n" in details
-    assert text.count("| `head` | `Linear` | `forward` |") == 1
+    assert text.count("| `head Linear` | forward |") == 1
 
 
 def test_equal_runs_are_not_slower() -> None:
-    assert markdown(1.0).startswith("**✅ Not slower** – Step (wall clock): ")
+    assert gate_text(1.0).startswith("**✅ Not slower** – Step (wall clock): ")
     suite = junit(1.0)[0]
     assert {suite.get(kind) for kind in ("failures", "errors", "skipped")} == {"0"}
 
 
 def test_comparison_without_a_limit_has_no_verdict() -> None:
-    text = "".join(as_markdown(compared(1.5)[0], None))
+    text = markdown(compared(1.5)[0])
     assert text.startswith("**Comparison** – Step (wall clock): ")
 
 
 def test_tables_are_tables() -> None:
     """GitHub's renderer makes rows of them, with a cell for each column."""
-    html = GITHUB.render(markdown(1.5))
+    html = GITHUB.render(gate_text(1.5))
     rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
-    assert {row.count("<t") for row in rows} == {9}
-    assert "<td><code>head</code></td>" in html
+    assert {row.count("<t") for row in rows} == {8}
+    assert "<td><code>head Linear</code></td>" in html
 
 
 @settings(deadline=None)
@@ -112,11 +114,11 @@ def test_name_is_code_in_one_cell(name: str) -> None:
 @settings(deadline=None)
 @given(HOSTILE)
 def test_sentence_is_plain_text(sentence: str) -> None:
-    """Nothing in it is markup, and no mention, reference or address remains for GitHub to link."""
-    text = prose(sentence)
-    html = GITHUB.render(f"- {text}\n")
-    assert re.fullmatch(r"<ul>\n<li>[^<]*</li>\n</ul>\n", html), html
-    assert re.search(r"[@#]\w|://|www\.", text) is None
+    """Of markup it has only code, and no mention, reference or address remains for GitHub to link."""
+    html = GITHUB.render(f"- {prose(sentence)}\n")
+    assert re.fullmatch(r"<ul>\n<li>([^<]|<code>[^<]*</code>)*</li>\n</ul>\n", html), html
+    plain = re.sub(r"<code>[^<]*</code>", "", html)
+    assert re.search(r"[@#]\w|://|www\.", plain) is None
 
 
 def test_slower_row_is_a_failure() -> None:
@@ -148,7 +150,7 @@ def test_runs_that_cannot_be_judged(status: str, element: str) -> None:
     (result,) = suite.iter(element)
     assert "the devices differ: A100 and H100" in str(result.get("message"))
     assert len(suite.findall("testcase")) == 1 or status == "undecided"
-    text = "".join(as_markdown(table, other))
+    text = markdown(table, decision=other)
     assert text.splitlines()[0].endswith("the devices differ: A100 and H100")
 
 

@@ -182,9 +182,9 @@ def test_a_narrow_terminal_has_the_speedup() -> None:
 
 
 def test_markdown() -> None:
-    shown = "".join(as_markdown(answer(FUSED, BF16, FAILED)))
+    shown = as_markdown(answer(FUSED, BF16, FAILED))
     assert shown.startswith("**fused: 1.50 (1.47–1.61)** – ")
     assert "| `fused` | 12.000 | 8.000 | 1.50 | 1.47–1.61 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
     assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
-    assert "".join(as_markdown(answer(BF16))).startswith("**No change is faster** – ")
+    assert as_markdown(answer(BF16)).startswith("**No change is faster** – ")

@@ -23,11 +23,13 @@ MIN_CHARS: Final = 500
 Kind: TypeAlias = Literal["unknown", "parts", "rows", "details", "advice", "totals", "notes"]
 """Kind of a block: what the profile cannot say, parts of the step, rows of a table, those below the first ones, advice,
 other totals, notes."""
+Style: TypeAlias = Literal["list", "paragraphs", "line"]
 _CUTS: Final[Sequence[tuple[Kind, int]]] = (
     ("details", 0),
     ("rows", 5),
     ("notes", 0),
     ("totals", 0),
+    ("parts", 3),
     ("advice", 1),
     ("rows", 1),
     ("advice", 0),
@@ -94,7 +96,7 @@ def fenced(text: str, language: str = "") -> str:
         '```python\\na = 1\\n```'
     """
     lines = [printable(line) for line in text.splitlines()]
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return "\n".join([f"{fence}{language}", *lines, fence])
 
 
@@ -130,15 +132,15 @@ class Texts:
     Args:
         kind, name, details: see `Block`.
         texts: the items.
-        heading: line above them in Markdown; empty: none.
-        bullets: whether the items are those of a list; false: paragraphs.
+        heading: line above them in Markdown, or words in front of a line; empty: none.
+        style: whether the items are a list, paragraphs, or parts of one line.
     """
 
     kind: Kind
     name: str
     texts: Sequence[str]
     heading: str = ""
-    bullets: bool = True
+    style: Style = "list"
     details: bool = False
 
     def __len__(self) -> int:
@@ -148,7 +150,9 @@ class Texts:
     def text(self, number: int, *, narrow: bool = False) -> str:
         """Return the first texts."""
         shown = self.texts[:number]
-        items = "\n".join(f"- {text}" for text in shown) if self.bullets else "\n\n".join(shown)
+        if self.style == "line":
+            return f"{self.heading}: {', '.join(shown)}"
+        items = "\n".join(f"- {text}" for text in shown) if self.style == "list" else "\n\n".join(shown)
         return f"{self.heading}\n\n{items}" if self.heading else items
 
     def lost(self, number: int, *, narrow: bool = False) -> Counter[str]:
@@ -315,7 +319,8 @@ class _Fitting:
     def __init__(self, document: Document, most: int, more: str) -> None:
         self._document, self._most = document, most
         self._numbers = [len(block) for block in document.blocks]
-        self._written = partial(document.written, more=more if len(more) <= most // _PART_OF_COMMAND else "")
+        is_usable = len(more) <= most // _PART_OF_COMMAND and "`" not in more
+        self._written = partial(document.written, more=more if is_usable else "")
 
     def text(self) -> str:
         """Return the document."""
@@ -366,11 +371,8 @@ def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
 def _left_out(lost: Mapping[str, int], more: str) -> str:
     """The sentence about what is left out, and how to see it; empty: nothing is."""
     things = [_counted(count, noun) for noun, count in lost.items() if count]
-    return (
-        f"Left out: {', '.join(things)}. All: {code(more) if more else 'without a limit of characters'}"
-        if things
-        else ""
-    )
+    where = f"`{printable(more)}`" if more else "without a limit of characters"
+    return f"Left out: {', '.join(things)}. All: {where}" if things else ""
 
 
 def _counted(count: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from annot.analyze.comparison.gate import Decision
-from annot.report.export.document import Block, Document, Kind, Rows, Texts, code, fenced, inline, prose
+from annot.report.export.document import Block, Document, Kind, Rows, Style, Texts, code, fenced, inline, prose
 from annot.report.table import Options, Table, top
 from annot.report.terminal.compare import ComparisonTable, comparison_sheet, sides_of, totals_of
 from annot.report.terminal.layout import FULL, Sheet
@@ -68,9 +68,14 @@ def markdown(
         ValueError: `max_chars` is too small.
 
     Example:
-        >>> import annot
-        >>> run = annot.open("run.sqlite")  # doctest: +SKIP
-        >>> print(markdown(run.view(brief=True), is_answer=True, max_chars=2000))  # doctest: +SKIP
+        >>> import polars as pl
+        >>> from annot.profile import Profile
+        >>> from annot.runs.run import Run
+        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
+        ...           "text": ["fc Linear |fwd"], "start": [0], "end": [900_000]}
+        >>> run = Run(Profile.build({}, ranges=pl.DataFrame(ranges)))
+        >>> markdown(run.view(brief=True), is_answer=True, max_chars=2000).splitlines()[0]
+        '**Run 900 µs on CPU: 100% forward, and 100% in fc Linear (forward).**'
     """
     if isinstance(report, ComparisonTable):
         document = _of_comparison(report, decision, full_names=full_names)
@@ -83,20 +88,18 @@ def markdown(
 
 
 def _of_table(table: Table, reasons: str, *, is_answer: bool) -> Document:
-    parts = parts_of_time(table)
-    named = {"" if parts is None else parts[0], "" if table.meta["steps"] else "Steps"}
-    others = [(name, text) for name, text in totals(table) if name not in named]
+    name_of_parts, parts = parts_of_time(table) or ("", [])
+    elsewhere = (name_of_parts, "" if table.meta["steps"] else "Steps")
+    others = [_named(name, text) for name, text in totals(table) if name not in elsewhere]
     tables = [*table.instead, *([table] if not table.instead or table.meta["ranges"] else [])]
     return Document(
         verdict=_verdict(table.meta),
         blocks=[
-            _texts(
-                "parts", "part of the step", [_named(parts[0], ", ".join(parts[1]))] if parts else [], bullets=False
-            ),
+            _texts("parts", "part of the time", parts, name_of_parts, style="line"),
             *(block for each in tables for block in _of_view(each, is_answer=is_answer)),
             _advice(table, reasons),
             _unknown(unknowns(table)),
-            _texts("totals", "total", [_named(name, text) for name, text in others], "**Totals**"),
+            _texts("totals", "total", others, "**Totals**"),
             _notes(table.meta["notes"]),
         ],
     )
@@ -113,7 +116,7 @@ def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
         return
     if table.view.layout == "advice":
         items = advice_items(table.rows.to_dicts(), table.meta)
-        yield _texts("advice", "piece of advice", map(_item, items), bullets=False)
+        yield _texts("advice", "piece of advice", map(_item, items), style="paragraphs")
     elif is_answer and table.is_tree:
         if rows := hottest_rows(table, table.shown.height):
             yield Rows(sheet=hot_sheet(table, rows, FULL))
@@ -122,7 +125,7 @@ def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
             if isinstance(line, Sheet):
                 yield Rows(sheet=line)
             elif isinstance(line, Text) and line.plain:
-                yield _texts("notes", "note", [prose(line.plain)], bullets=False)
+                yield _texts("notes", "note", [prose(line.plain)], style="paragraphs")
 
 
 def _item(item: tuple[str, Sequence[tuple[str, str]], str]) -> str:
@@ -181,9 +184,9 @@ def _of_comparison(table: ComparisonTable, decision: Decision | None, *, full_na
 
 
 def _texts(
-    kind: Kind, name: str, texts: Iterable[str], heading: str = "", *, bullets: bool = True, details: bool = False
+    kind: Kind, name: str, texts: Iterable[str], heading: str = "", *, style: Style = "list", details: bool = False
 ) -> Texts:
-    return Texts(kind=kind, name=name, texts=[*texts], heading=heading, bullets=bullets, details=details)
+    return Texts(kind=kind, name=name, texts=[*texts], heading=heading, style=style, details=details)
 
 
 def _unknown(sentences: Iterable[str]) -> Texts:

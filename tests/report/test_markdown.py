@@ -1,0 +1,380 @@
+"""Reports as Markdown: the numbers of files in the words of the terminal, in any number of characters."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranked import write_ranks
+from rich.text import Text
+from shared_data import shared, shared_names
+from sqlite_profile import training
+from tables import Rows
+
+import annot
+from annot.cli import output
+from annot.cli.main import main
+from annot.errors import AnnotError
+from annot.report import unknown
+from annot.report.columns import Formatted
+from annot.report.export import document
+from annot.report.export.document import MIN_CHARS, Document, Kind, Texts, prose
+from annot.report.export.markdown import markdown
+from annot.report.table import Table
+from annot.report.terminal.layout import Sheet
+from annot.report.terminal.table import hottest_rows
+from annot.report.views import views
+from annot.runs.run import Run
+
+OWN: Final = Path(__file__).parents[1] / "data"
+MORE: Final = "annot run.sqlite"
+LEFT_OUT: Final = re.compile(r"^Left out: (.+)\. All: `annot run\.sqlite`$")
+NS: Final = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
+LIMITS: Final = (MIN_CHARS, 777, 1200, 2000, 5000)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a reader finds in a document."""
+
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of all tables by the titles of columns, without those for other rows."""
+        rows: list[dict[str, str]] = []
+        heads: list[str] = []
+        for line in self.lines:
+            cells = [cell.replace(r"\|", "|") for cell in re.split(r"(?<!\\) \| ", line.strip("|").strip())]
+            if not line.startswith("|"):
+                heads = []
+            elif not heads:
+                heads = cells
+            elif not line.startswith(("| ---", "| …")):
+                rows.append({"label": cells[0]} | dict(zip(heads[1:], line[2:-2].split(" | ")[1:], strict=True)))
+        return rows
+
+    @property
+    def folded(self) -> int:
+        """The number of other rows."""
+        return sum(int(number.replace(",", "")) for number in re.findall(r"^\| … ([\d,]+) other", self.text, re.M))
+
+    @property
+    def unknown(self) -> list[str]:
+        """What the document says that the profile cannot say."""
+        _, _, after = self.text.partition("**Cannot say**\n\n")
+        return after.partition("\n\n")[0].splitlines()
+
+    @property
+    def left_out(self) -> str:
+        """The things that are left out."""
+        match = LEFT_OUT.match(self.lines[-1])
+        return match[1] if match else ""
+
+
+def check_limit(whole: str, text: str, limit: int) -> None:
+    """The text fits, says what is left out exactly if it leaves something out, and keeps the verdict with the rows."""
+    full, shown = Parsed(whole), Parsed(text)
+    assert len(text) <= limit
+    assert bool(shown.left_out) == (text != whole) == (len(whole) > limit)
+    assert "Left out" not in "".join(shown.lines[:-1])
+    if not shown.left_out:
+        return
+    missing = len(full.rows) - len(shown.rows)
+    said = re.search(r"([\d,]+) rows?\b", shown.left_out)
+    assert missing == (int(said[1].replace(",", "")) if said else 0)
+    assert shown.folded in (0, missing)
+    if shown.rows:
+        assert shown.lines[0] == full.lines[0]
+        assert shown.unknown == full.unknown
+    cells = [{*row.items()} for row in full.rows]
+    for row in shown.rows:
+        label = row.pop("label")
+        name = [part.strip("`") for part in label.split("…")]
+        assert any(
+            {*row.items()} <= known and dict(known)["label"].startswith(f"`{name[0]}")
+            for known in cells
+        ), row  # fmt: skip
+
+
+def check_table(table: Table, limits: Sequence[int], *, is_answer: bool = False) -> None:
+    whole = markdown(table, is_answer=is_answer)
+    assert "Left out" not in whole
+    for limit in limits:
+        check_limit(whole, markdown(table, max_chars=limit, more=MORE, is_answer=is_answer), limit)
+
+
+@functools.cache
+def small_profiles() -> dict[str, Run]:
+    """Profiles with a GPU, without, with many layers, without ranges, and without layers for most of the time."""
+    rows = Rows().range("Forward Net |fwd", 0, 100_000)
+    for number in range(60):
+        at = 1000 * number
+        rows.range(f"block_{number:02}.fc_{'x' * number} Linear [4,8]f32 out=8 |fwd", at, at + 900)
+        rows.kernel(at + 10, (at + 20, at + 100 + 13 * number), name=f"kernel_{number}<{number}>")
+    outside = Rows().range("fc Linear |fwd", 0, 100).kernel(10, (20, 60)).kernel(200, (210, 270))
+    on_cpu = Rows()
+    for number in range(5):
+        on_cpu.range("fc Linear [4,8]f32 out=8 |fwd", 1000 * number, 1000 * number + 700)
+    return {
+        "layers": Run(rows.build()),
+        "outside": Run(outside.build()),
+        "cpu": Run(on_cpu.build()),
+        "no ranges": Run(Rows().kernel(10, (20, 60)).build()),
+        "empty": Run(Rows().build()),
+    }
+
+
+@functools.cache
+def tables(name: str) -> list[tuple[Table, bool]]:
+    """The answer of a profile, and all its views."""
+    run = small_profiles()[name]
+    shown = [run.view(key, brief=True) for key in views()]
+    return [(shown[0], True), *((table, False) for table in shown)]
+
+
+@pytest.mark.parametrize("name", ["layers", "outside", "cpu", "no ranges", "empty"])
+def test_every_view_fits_any_limit(name: str) -> None:
+    for table, is_answer in tables(name):
+        check_table(table, LIMITS, is_answer=is_answer)
+
+
+def _own_profiles() -> list[str]:
+    folders = (("kineto", ".json.gz"), ("nsys", ".sqlite"), ("ncu", ".csv"), ("xplane", ".xplane.pb"))
+    return [name for folder, ending in folders for name in shared_names(folder, ending) if (OWN / folder).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _own_profiles())
+def test_real_profiles_fit_any_limit(name: str) -> None:
+    try:
+        run = Run(shared(name))
+        answer = run.view(brief=True)
+    except AnnotError as error:
+        pytest.skip(str(error))
+    check_table(answer, LIMITS, is_answer=True)
+    for key in ("layer", "kernel", "kind", "module", "layer_roofline", "summary", "advice", "step"):
+        check_table(run.view(key, brief=True), (MIN_CHARS, 2000))
+
+
+KINDS: Final[tuple[Kind, ...]] = ("unknown", "parts", "advice", "totals", "notes")
+NAMES: Final = st.text(st.sampled_from("abc|`*é…\n"), min_size=1, max_size=90)
+COLUMNS: Final = [
+    Formatted("Time", lambda row: f"{row:.1f}", unit="ms"),
+    Formatted("Share", lambda row: f"{row / 100:.1%}", least=100),
+]
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    """Documents with random blocks."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), max_size=4))
+    blocks: list[document.Block] = [
+        Texts(kind=kind, name="note", texts=draw(st.lists(NAMES.map(prose), max_size=6))) for kind in kinds
+    ]
+    names = draw(st.lists(NAMES, max_size=40))
+    times = draw(st.lists(st.integers(0, 99), min_size=len(names), max_size=len(names)))
+    labels = [Text(f"{number}{name}") for number, name in enumerate(names)]
+    sheet = Sheet(title="Row", labels=labels, columns=COLUMNS, rows=times, sizes=times, heading=draw(st.just("Times")))
+    blocks.insert(draw(st.integers(0, len(blocks))), document.Rows(sheet=sheet))
+    return Document(verdict=draw(st.text(st.sampled_from("ab*<>|` "), max_size=900)).strip(), blocks=blocks)
+
+
+@settings(deadline=None)
+@given(documents(), st.integers(MIN_CHARS, 4000))
+def test_any_document_fits_any_limit(made: Document, limit: int) -> None:
+    whole, text = made.text(), made.text(limit, MORE)
+    assert len(text) <= limit
+    assert bool(LEFT_OUT.match(text.splitlines()[-1]) if text.strip() else None) == (text != whole)
+    assert (text == whole) == (len(whole) <= limit)
+    if re.search(r"^\| `", text, re.M):
+        assert text.startswith(whole.split("\n\n")[0])
+
+
+def test_small_rows_are_folded_first() -> None:
+    """The largest rows stay, and the last row has the sum of the others, so that the table adds up."""
+    table, _ = tables("layers")[0]
+    whole, text = markdown(table, is_answer=True), markdown(table, is_answer=True, max_chars=1500, more=MORE)
+    times = [float(row["Self, µs"]) for row in Parsed(whole).rows]
+    assert times == sorted(times, reverse=True)
+    shown = [float(row["Self, µs"]) for row in Parsed(text).rows]
+    assert 5 <= len(shown) < len(times)
+    assert shown == times[: len(shown)]
+    others = re.search(r"^\| … \d+ other rows \|(.*)\|$", text, re.M)
+    assert others
+    rest = sum(row.total_ns for row in hottest_rows(table)[len(shown) :])
+    assert f" {rest / 1e3:,.2f} | {rest / table.meta['whole_ns']:.1%} " in others[1]
+
+
+def test_columns_and_names_give_way_before_rows() -> None:
+    """With little room tables have the columns of a narrow terminal, and long names lose their middle."""
+    table, _ = tables("layers")[0]
+    text = markdown(table, is_answer=True, max_chars=1000, more=MORE)
+    row = Parsed(text).rows[0]
+    assert "Calls" not in row
+    assert "…" in row["label"]
+    assert re.search(r"\d columns?, \d parts? of a name", Parsed(text).left_out)
+
+
+def test_the_verdict_is_cut_last() -> None:
+    text = Document(verdict="word " * 300, blocks=[Texts(kind="unknown", name="thing", texts=["x" * 600])]).text(600)
+    assert text.startswith("**word word ")
+    assert "…**\n" in text
+    assert text.endswith("Left out: 1 thing, 1 end of the verdict. All: without a limit of characters\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("outside", "Layers of 60.0% of the GPU time: launched in no range."),
+        ("cpu", "GPU time: the profile has no GPU activity. Times are those of the CPU."),
+        ("cpu", "What bounds each layer: the peaks of the device are unknown. `annot calibrate` measures them."),
+        ("outside", "FLOPs, bytes and roofs of layers: the profile has no shapes."),
+        ("outside", "Time of a step: no steps, because"),
+        ("no ranges", "Layers: the profile has no ranges."),
+    ],
+)
+def test_what_a_profile_cannot_say(name: str, expected: str) -> None:
+    table, _ = tables(name)[0]
+    assert any(line.startswith(f"- {expected}") for line in Parsed(markdown(table, is_answer=True)).unknown)
+
+
+def test_a_complete_profile_says_all(tmp_path: Path) -> None:
+    training(device=True).write(tmp_path / "run.sqlite")
+    assert Parsed(markdown(Run(tmp_path / "run.sqlite").view(brief=True), is_answer=True)).unknown == []
+
+
+def test_a_large_profile_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("annot.runs.run", "annot.report.unknown"):
+        monkeypatch.setattr(f"{module}.MOST_ACTIVITIES", 10)
+    table = Run(small_profiles()["layers"].source).view(brief=True)
+    assert any(line.startswith("- Parts of the step, and advice: ") for line in Parsed(markdown(table)).unknown)
+    assert unknown.MOST_ACTIVITIES == 10
+
+
+def _value(title: str, cell: str) -> tuple[float, float]:
+    """A time in ns, and half the unit of its last digit."""
+    unit = NS[re.split(r"[ ,]+", title)[-1]]
+    number = cell.replace(",", "").replace("−", "-")
+    return float(number) * unit, 0.5001 * unit * 10.0 ** -len(number.partition(".")[2])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("markdown")
+    training(device=True).write(folder / "run.sqlite")
+    training(device=False).write(folder / "other.sqlite")
+    return folder
+
+
+def printed(capsysbinary: Any, *words: object) -> str:
+    """The output of a command."""
+    assert main([*map(str, words)]) == 0
+    return str(capsysbinary.readouterr().out.decode())
+
+
+@pytest.mark.parametrize(
+    ("by", "columns"),
+    [
+        ("kernel", {"Total": "gpu_ns", "Mean": "mean_ns"}),
+        ("module", {"GPU": "gpu_ns", "GPU self": "gpu_self_ns"}),
+        ("step", {"Time": "step_ns", "GPU": "gpu_ns"}),
+        ("phase", {"GPU": "gpu_ns"}),
+    ],
+)
+def test_numbers_are_those_of_json(by: str, columns: dict[str, str], written: Path, capsysbinary: Any) -> None:
+    path = written / "run.sqlite"
+    data = json.loads(printed(capsysbinary, path, "--by", by, "--format", "json", "--per-step"))
+    rows = Parsed(printed(capsysbinary, path, "--by", by, "--format", "markdown")).rows
+    files = data[next(key for key in data if key != "meta")]
+    assert len(rows) == len(files) > 1
+    for row, of_file in zip(rows, files, strict=True):
+        for title, name in columns.items():
+            head = next(head for head in row if re.fullmatch(rf"{title},? (\w+)", head))
+            value, error = _value(head, row[head])
+            assert value == pytest.approx(of_file[name], abs=error)
+
+
+def test_layers_have_the_times_of_json(written: Path, capsysbinary: Any) -> None:
+    path = written / "run.sqlite"
+    data = json.loads(printed(capsysbinary, path, "--format", "json", "--per-step"))
+    files = pl.DataFrame(data["layers"]).group_by("layer", "module").agg(pl.col("gpu_self_ns").sum())
+    rows = Parsed(printed(capsysbinary, path, "--format", "markdown")).rows
+    for row in rows:
+        layer, _, module = row["label"].strip("`").partition(" ")
+        head = next(head for head in row if head.startswith("Self, "))
+        value, error = _value(head, row[head])
+        of_file = files.filter(layer="" if layer.startswith("(model") else layer, module=module)
+        if of_file.height == 1:
+            assert of_file["gpu_self_ns"].item() == pytest.approx(value, abs=error)
+    assert len(rows) == (files["gpu_self_ns"] > 0).sum()
+
+
+def test_the_command_shows_all(written: Path, capsysbinary: Any) -> None:
+    """The command of the last line prints what is left out; the suffix of OUT selects the format."""
+    path = written / "run.sqlite"
+    out = written / "report.md"
+    assert main([str(path), "--by", "kernel", "--max-chars", str(MIN_CHARS), "-o", str(out), "--force"]) == 0
+    last = out.read_text(encoding="utf-8").splitlines()[-1]
+    command = shlex.split(last.rpartition("All: `")[2].rstrip("`"))
+    assert command[0] == "annot"
+    text = printed(capsysbinary, *command[1:])
+    assert text == printed(capsysbinary, path, "--by", "kernel", "--format", "markdown")
+    assert output.MIN_CHARS == MIN_CHARS
+
+
+def test_ranks_and_comparisons_fit_any_limit(tmp_path: Path, written: Path, capsysbinary: Any) -> None:
+    write_ranks(tmp_path, 3)
+    for words in (
+        [f"{tmp_path}/run_rank*.sqlite"],
+        [f"{tmp_path}/run_rank*.sqlite", "--by", "step"],
+        ["compare", written / "run.sqlite", tmp_path / "run_rank1.sqlite"],
+    ):
+        whole = printed(capsysbinary, *words, "--format", "markdown")
+        for limit in LIMITS[:3]:
+            text = printed(capsysbinary, *words, "--format", "markdown", "--max-chars", limit)
+            assert len(text) <= limit
+            assert ("\nLeft out: " in text) == (text != whole)
+            assert text.splitlines()[0] == whole.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-chars", "2000"], "--max-chars cannot be combined with --format table: use --format markdown"),
+        (["--max-chars", "99", "--format", "markdown"], "must be a whole number, 500 or more, got '99'"),
+    ],
+)
+def test_wrong_limits_are_refused(words: list[str], message: str, written: Path, capsys: Any) -> None:
+    try:
+        status = main([str(written / "run.sqlite"), *words])
+    except SystemExit as done:
+        status = int(str(done.code))
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "error"), [(MIN_CHARS - 1, ValueError), (2000.5, TypeError), ("2000", TypeError)])
+def test_wrong_arguments_are_refused(limit: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="max_chars must be"):
+        markdown(tables("outside")[0][0], max_chars=limit)
+
+
+def test_an_open_profile_is_enough(written: Path) -> None:
+    """The function takes what `annot.open` returns."""
+    text = markdown(annot.open(written / "run.sqlite").view("kernel", brief=True), max_chars=1000)
+    assert "**Time by kernel, " in text
