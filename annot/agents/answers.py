@@ -31,8 +31,8 @@ def answer(
         facts: what the answer says beside the rows.
         rows: the rows from `first`; None: the answer has none. Their unknown values and empty lists are left out.
         name: key of the rows.
-        first: number of rows before these, for `next_cursor`.
-        total: number of all rows; None: `rows` has the last.
+        first: number of rows before these.
+        total: number of all rows, of which `next_cursor` gets more; None: `rows` has all.
 
     Raises:
         ValueError: the facts or the first row do not fit.
@@ -51,8 +51,9 @@ def answer(
         raise ValueError("the answer is too long: ask for fewer columns")
     if rows is None:
         return head
-    left = (first + len(texts) if total is None else total) - first - kept
-    more = f',"left_out_rows":{left},"next_cursor":{first + kept}' if left else ""
+    left = (len(texts) if total is None else total - first) - kept
+    more = f',"left_out_rows":{left}' if left else ""
+    more += f',"next_cursor":{first + kept}' if left and total is not None else ""
     return f"{head[:-1]}{',' if facts else ''}{_text(name)}:[{','.join(texts[:kept])}]{more}}}"
 
 

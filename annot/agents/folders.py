@@ -15,6 +15,10 @@ LIST = 'Call open with path "." for the profiles that it can read.'
 """The next call after a wrong path."""
 
 
+class RefusedError(AnnotError):
+    """A request is refused. The message says the next call."""
+
+
 class Folders:
     """Folders whose profiles may be read.
 
@@ -44,31 +48,31 @@ class Folders:
         return self.paths[0]
 
     def resolve(self, name: str) -> Path:
-        """Return the path of a name, without symbolic links; raise AnnotError if it is outside the folders."""
+        """Return the path of a name, without symbolic links; raise RefusedError if it is outside the folders."""
         try:
             path = Path(os.path.realpath(self.first / name))
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise AnnotError(f"{printable(name)[:100]} is not a path: {error}") from None
+            raise RefusedError(f"{printable(name)[:100]} is not a path: {error}. {LIST}") from None
         if not self.contain(path):
-            raise AnnotError(f"{printable(name)[:100]} is outside the folders of this server. {LIST}")
+            raise RefusedError(f"{printable(name)[:100]} is outside the folders of this server. {LIST}")
         return path
 
     def existing(self, name: str) -> Path:
         """Return the path of an existing file or folder inside the folders."""
         path = self.resolve(name)
         if not os.path.exists(path):
-            raise AnnotError(f"{printable(name)[:100]} does not exist. {LIST}")
+            raise RefusedError(f"{printable(name)[:100]} does not exist. {LIST}")
         return path
 
     def profile(self, name: str) -> Path:
         """Return the path of a profile inside the folders, of at most the maximum size."""
         path = self.existing(name)
         if path.is_dir() and not is_profile(path):
-            raise AnnotError(f"{printable(name)[:100]} is a folder without a profile of its own. {LIST}")
+            raise RefusedError(f"{printable(name)[:100]} is a folder without a profile of its own. {LIST}")
         size = sum(self._size(file) for file in (path.rglob("*") if path.is_dir() else [path]))
         if size > self._largest:
             most = f"more than the {amount(self._largest)}B that `annot mcp --max-gib` allows"
-            raise AnnotError(f"{printable(name)[:100]} has {amount(size)}B, {most}. {LIST}")
+            raise RefusedError(f"{printable(name)[:100]} has {amount(size)}B, {most}. {LIST}")
         return path
 
     def profiles(self, folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
-from annot.agents.folders import Folders
+from annot.agents.folders import LIST, Folders, RefusedError
 from annot.agents.tools import Tools
 from annot.errors import AnnotError
 from annot.report.units import printable
@@ -24,11 +24,13 @@ GUIDE: Final = "annot://guide/agents"
 """Address of the guide."""
 _INSTRUCTIONS: Final = f"""\
 annot says which layer of a deep-learning model used the time, forward and backward, and why. Start with
-summary(profile), or open(path=".") for the profiles. Times are in ns, row keys are layer, module and phase. The resource
-{GUIDE} explains units, keys and limits on one page."""
+summary(profile), or open(path=".") for the profiles. Times are in ns, row keys are layer, module and phase. {GUIDE}
+explains units, keys and limits on one page."""
+_READING: Final = ("open", "summary", "rows", "explain_row", "compare", "advice")
+"""Tools that write nothing."""
 _LARGEST_REQUEST: Final = 10_000
 """Maximum length of the arguments of a request, in characters of JSON."""
-_LONGEST_ERROR: Final = 500
+_LONGEST_ERROR: Final = 900
 
 
 def serve(folders: Folders, *, allow_run: bool) -> None:
@@ -45,18 +47,9 @@ def make_server(tools: Tools, *, allow_run: bool) -> MCPServer:
     """Return the server with its tools and the guide."""
     server = _Server("annot", instructions=_INSTRUCTIONS, version=version("annot"), log_level="WARNING")
     lock = threading.Lock()
-    reading: tuple[Callable[..., str], ...] = (
-        tools.open,
-        tools.summary,
-        tools.rows,
-        tools.explain_row,
-        tools.compare,
-        tools.advice,
-    )
-    offered: tuple[Callable[..., str], ...] = (*reading, tools.record) if allow_run else reading
-    for tool in offered:
-        hints = ToolAnnotations(read_only_hint=tool in reading, destructive_hint=False, open_world_hint=False)
-        server.add_tool(_one_at_a_time(tool, lock), annotations=hints, structured_output=False)
+    for name in (*_READING, *(["record"] if allow_run else [])):
+        hints = ToolAnnotations(read_only_hint=name in _READING, destructive_hint=False, open_world_hint=False)
+        server.add_tool(_one_at_a_time(getattr(tools, name), lock), annotations=hints, structured_output=False)
 
     @server.resource(GUIDE, name="agents", mime_type="text/markdown")
     def guide() -> str:
@@ -110,7 +103,9 @@ def _one_at_a_time(tool: Callable[..., str], lock: threading.Lock) -> Callable[.
         with lock:
             try:
                 return tool(*args, **kwargs)
-            except (AnnotError, OSError, TypeError, ValueError) as error:
+            except (RefusedError, TypeError, ValueError) as error:
                 raise ToolError(str(error)) from None
+            except (AnnotError, OSError) as error:
+                raise ToolError(f"{str(error).removesuffix('.')}. {LIST}") from None
 
     return locked

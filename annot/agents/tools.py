@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import polars as pl
 
 from annot.agents.answers import LONGEST, answer
-from annot.agents.folders import Folders
+from annot.agents.folders import Folders, RefusedError
 from annot.analyze.advice.facts import LEAST_CHANGE
 from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
@@ -19,11 +20,13 @@ from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import decide
 from annot.analyze.kernel_names import layer_names, with_short_names
 from annot.attribution.nesting import KEY
-from annot.errors import AnnotError
 from annot.read.formats import is_profile
+from annot.report.export.document import MIN_CHARS
+from annot.report.export.markdown import markdown
 from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
 from annot.report.totals import peaks_text
+from annot.report.tree import row_label
 from annot.report.views import View, find_view, views
 from annot.runs.run import Run
 from annot.runs.selection import Selection
@@ -84,15 +87,18 @@ class Tools:
         return answer(facts | {"next": "summary(profile), then rows(profile, view) or explain_row(profile, layer)"})
 
     def summary(self, profile: str, max_chars: int = 4_000) -> str:
-        """Return the answer in short: verdict, parts of the step, hottest rows, advice, and what annot cannot say.
+        """Return the answer in Markdown: verdict, parts of the step, hottest rows, advice, and what annot cannot say.
+
+        Times of rows are those of a step without warm-up, in the unit of their heading.
 
         Args:
             profile: name of the profile.
-            max_chars: maximum length of the answer, 500 to 8000.
+            max_chars: maximum length of the answer, 500 to 8000. The last line says what is left out.
         """
-        if not 500 <= max_chars <= LONGEST:
-            raise ValueError(f"max_chars must be from 500 to {LONGEST}, got {max_chars}")
-        return repr(self._run(profile))[:max_chars]
+        if not MIN_CHARS <= max_chars <= LONGEST:
+            raise ValueError(f"max_chars must be from {MIN_CHARS} to {LONGEST}, got {max_chars}")
+        table = self._run(profile).view(brief=True)
+        return markdown(table, max_chars=max_chars, more="rows(profile)", reasons="advice(profile)", is_answer=True)
 
     def rows(
         self,
@@ -149,7 +155,7 @@ class Tools:
 
         Args:
             profile: name of the profile.
-            layer: path of the layer, as in rows. "" is the whole model.
+            layer: path of the layer, its group or its name in summary, such as "layers.*.attn". "" is the whole model.
             module: class of the layer; null: all.
             phase: forward, backward, ...; null: all.
             kernel: instead of a layer: the name of a kernel, in full or short.
@@ -160,18 +166,18 @@ class Tools:
         if kernel is not None:
             return _kernel(run, profile, kernel)
         table = run.view("layer", "all", total=True, draw=False)
-        asked = {name: text for name, text in zip(KEY, (layer, module, phase), strict=True) if text is not None}
-        rows = table.rows.filter(**asked)
+        asked = {name: text for name, text in (("module", module), ("phase", phase)) if text is not None}
+        rows = table.rows.filter(_is_layer(table.rows, str(layer)), **asked)
         if rows.is_empty():
-            raise AnnotError(_nothing(profile, "layer", str(layer), table.rows["layer"]))
+            raise RefusedError(_nothing(profile, "layer", str(layer), table.rows["layer"]))
         unknown = [name for name in rows.columns if not _is_known(table, rows, name)]
-        facts: dict[str, Any] = {"unknown_columns": ", ".join(unknown)}
+        facts: dict[str, Any] = {"unknown_columns": ", ".join(unknown)} if unknown else {}
         if "peaks" in table.meta:
             facts["peaks"] = peaks_text(table.meta["peaks"])
         attribution = run.attribution_for(table.view, total=True)
-        kernels = with_short_names(layer_names(attribution), attribution).filter(**asked)
+        kernels = with_short_names(layer_names(attribution).join(rows, on=KEY, how="semi"), attribution)
         facts["kernels"] = _longest(kernels, (*KEY[2:], "short", "kind", "tensor_cores", "calls"))
-        named = {str(layer), *rows["group"].drop_nulls()}
+        named = {*rows["layer"], *rows["group"].drop_nulls()}
         advice = [row for row in run.advice.to_dicts() if named & {*row["layers"], *row["where"]}]
         facts["try"] = [{name: row[name] for name in ("advice", "saves", "trial")} for row in advice]
         facts["try"] = facts["try"] or "No advice names this layer. Call advice(profile) for all."
@@ -225,14 +231,14 @@ class Tools:
         path = self._folders.resolve(profile if profile.endswith(suffix) else profile + suffix)
         log = self._folders.resolve(f"{path}.txt")
         if taken := [self._folders.name(file) for file in (path, log) if os.path.lexists(file)]:
-            raise AnnotError(f"{taken[0]} exists. Call record with another name")
+            raise RefusedError(f"{taken[0]} exists. Call record with another name")
         if not path.parent.is_dir():
-            raise AnnotError(f"{self._folders.name(path.parent)} is not a folder. Call record with another name")
+            raise RefusedError(f"{self._folders.name(path.parent)} is not a folder. Call record with another name")
         run = LoggedRun(
             command=command, profile=path, log=log, layers=True, folder=self._folders.first, timeout=seconds
         )
         if problem := run.problem(run.run()):
-            raise AnnotError(f"nothing was recorded: {problem}; output: {self._folders.name(log)}")
+            raise RefusedError(f"the command failed: {problem}. Read {self._folders.name(log)}, and call record again")
         name = self._folders.name(path)
         return answer({"profile": name, "output": self._folders.name(log), "next": f'summary(profile="{name}")'})
 
@@ -256,7 +262,7 @@ def _view(name: str) -> View:
     except ValueError:
         near = difflib.get_close_matches(name, views(), 3)
         which = f"Did you mean {' or '.join(near)}?" if near else "open(path=PROFILE) lists all views."
-        raise AnnotError(f"there is no view {name!r}. {which}") from None
+        raise RefusedError(f"there is no view {name!r}. {which}") from None
 
 
 def _columns(table: Table, asked: list[str] | None) -> tuple[list[str], list[str], list[str]]:
@@ -269,9 +275,21 @@ def _columns(table: Table, asked: list[str] | None) -> tuple[list[str], list[str
         asked = [name for name in asked if name in rows.columns]
     wanted = [*dict.fromkeys((*keys, *(rows.columns if "*" in asked else asked)))]
     if wrong := [name for name in wanted if name not in rows.columns]:
-        raise AnnotError(f"there is no column {wrong[0]!r}. Choose from {', '.join(rows.columns)}")
+        raise RefusedError(f"there is no column {wrong[0]!r}. Choose from {', '.join(rows.columns)}")
     unknown = [name for name in wanted if rows.height and not _is_known(table, rows, name)]
     return keys, [name for name in wanted if name not in unknown], unknown
+
+
+def _is_layer(rows: pl.DataFrame, name: str) -> pl.Series:
+    """Whether each row is of a layer: `name` is its path, its group, or one of these with the class, as in tables."""
+    label = re.sub(r" ×[\d,]+$", "", name)
+    return pl.Series(
+        [
+            label in (row["layer"], row["group"], f"{row['group']} {row['module']}", " ".join(row_label(row)).strip())
+            for row in rows.select(*KEY, "group").iter_rows(named=True)
+        ],
+        dtype=pl.Boolean,
+    )
 
 
 def _is_known(table: Table, rows: pl.DataFrame, name: str) -> bool:
@@ -297,7 +315,7 @@ def _kernel(run: Run, profile: str, name: str) -> str:
     table = run.view("kernel", total=True, draw=False)
     rows = table.rows.filter((pl.col("name") == name) | (pl.col("short") == name))
     if rows.is_empty():
-        raise AnnotError(_nothing(profile, "kernel", name, table.rows["short"]))
+        raise RefusedError(_nothing(profile, "kernel", name, table.rows["short"]))
     launched = layer_names(run.attribution_for(table.view, total=True)).join(rows, on="name", how="semi")
     return answer({"layers": _longest(launched, (*KEY, "calls"))}, rows.to_dicts())
 

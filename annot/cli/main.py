@@ -40,7 +40,6 @@ _OPTIONAL: Final = {
     "adbc_driver_sqlite": "adbc-driver-sqlite",
     "shtab": "'annot[completion]'",
     "mcp": "'annot[mcp]'",
-    "mcp.server.mcpserver": "'annot[mcp]'",  # before version 2
 }
 """Modules that only some commands need, and their packages."""
 _EXAMPLES: Final = """\
@@ -132,9 +131,10 @@ def _dispatch(words: list[str]) -> int:
     except AnnotError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
-        if error.name not in _OPTIONAL:
+        package = (error.name or "").partition(".")[0]  # an older release may lack a module
+        if package not in _OPTIONAL:
             raise
-        return _fail(f"annot {args.verb} needs {error.name}: pip install {_OPTIONAL[error.name]}")
+        return _fail(f"annot {args.verb} needs {package}: pip install {_OPTIONAL[package]}")
 
 
 def _module(command: str) -> Any:
