@@ -205,7 +205,7 @@ class Tools:
     def advice(self, profile: str) -> str:
         """Return what to try, the largest saving first: evidence, code, the command that measures it.
 
-        `saves` is the largest possible saving as a share of the step (1: unknown).
+        `saves` is the largest possible saving as a share of the step (1: no bound is known).
 
         Args:
             profile: name of the profile.

@@ -46,12 +46,20 @@ PLAIN = {
     "ncu.csv": "ncu_raw_training.csv",
 }
 PROFILES = [*XZ, *PLAIN, "cpu.sqlite", "gpu.sqlite"]
+QUICK = ("backward.json", "nvprof.csv", "cpu.sqlite", "gpu.sqlite")
 VIEWS = ("layer", "layer_roofline", "kernel", "phase", "advice")
 """Views that each profile is asked for: five questions."""
 TOTALS = ("format", "steps", "step_ns", "gpu_ns", "attributed_gpu_ns", "host_ns", "wall_ns", "kernels", "ranges")
 ANNOT = [sys.executable, "-m", "annot", "mcp"]
 
 Ask = Callable[..., Any]
+
+
+def each(*names: str) -> Any:
+    """Parametrize a test with profiles; those that take long to read are slow."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +134,7 @@ def same_row(row: dict[str, Any], expected: dict[str, Any], lacks: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("name", PROFILES)
+@each(*PROFILES)
 def test_rows_are_those_of_json(name: str, view: str, ask: Ask, folder: Path) -> None:
     """The rows of a view are those of JSON, the longest first, and the answer says how many are left out."""
     per_step = view == "phase"
@@ -140,7 +148,7 @@ def test_rows_are_those_of_json(name: str, view: str, ask: Ask, folder: Path) ->
     assert len({json.dumps([row.get(key) for key in answer["key"]]) for row in answer["rows"]}) == len(answer["rows"])
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@each(*PROFILES)
 def test_open_has_the_totals_of_json(name: str, ask: Ask, folder: Path) -> None:
     """The totals of a profile are those of the meta of JSON."""
     meta, _ = json_of(folder / name, "layer")
@@ -149,7 +157,7 @@ def test_open_has_the_totals_of_json(name: str, ask: Ask, folder: Path) -> None:
     assert answer["notes"][:2] == meta["notes"][:2]
 
 
-@pytest.mark.parametrize("name", ["h100.json", "cpu.sqlite", "gpu.sqlite", "alexnet.json"])
+@each("h100.json", "cpu.sqlite", "gpu.sqlite", "alexnet.json")
 def test_explanation_of_the_hottest_row(name: str, ask: Ask, folder: Path) -> None:
     """It has all metrics of the row, and the kernels that add up to its GPU self time."""
     _, rows = json_of(folder / name, "layer", top=1)
@@ -163,6 +171,7 @@ def test_explanation_of_the_hottest_row(name: str, ask: Ask, folder: Path) -> No
         assert sum(kernel["gpu_ns"] for kernel in answer["kernels"]) == (expected["gpu_self_ns"] or 0)
 
 
+@pytest.mark.slow
 def test_explanation_of_a_kernel(ask: Ask) -> None:
     """Its layers, by the short name and by the name in full."""
     (row,) = ask("rows", profile="h100.json", view="kernel", columns=["name", "gpu_ns"], limit=1)["rows"]
@@ -215,7 +224,7 @@ def hottest(summary: str) -> tuple[str, list[list[str]]]:
     return lines[0][0], [[name.strip("`"), *cells] for name, *cells in lines[2:] if name.startswith("`")]
 
 
-@pytest.mark.parametrize("name", ["h100.json", "cpu.sqlite", "gpu.sqlite"])
+@each("h100.json", "cpu.sqlite", "gpu.sqlite")
 def test_numbers_of_the_summary(name: str, ask: Ask, folder: Path) -> None:
     """The verdict and the self times of the hottest rows are those of JSON, and explain_row knows their names."""
     meta, layers = json_of(folder / name, "layer", total=False, brief=True)
