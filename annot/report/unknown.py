@@ -36,8 +36,8 @@ def unknowns(table: Table) -> Iterator[str]:
     yield from _layers(table)
     yield from _work(table)
     if not meta.get("verdict") and meta["kernels"] + meta["copies"] > MOST_ACTIVITIES / meta.get("per_step", 1):
-        limit = f"{MOST_ACTIVITIES:,}"
-        yield f"Parts of the step, and advice: they take long for a profile with more than {limit} GPU activities."
+        limit = f"{MOST_ACTIVITIES:,} GPU activities"
+        yield f"Verdict and advice: the profile has more than {limit}. The views summary and advice compute them."
 
 
 def _layers(table: Table) -> Iterator[str]:
@@ -72,6 +72,6 @@ def _work(table: Table) -> Iterator[str]:
     )
     whole, lost = times.row(0)
     if lost > _LEAST * whole:
-        yield f"FLOPs of {share(lost, whole)} of the time in layers: no formula for these classes or shapes."
+        yield f"FLOPs of {share(lost, whole)} of the time in layers: shapes, hyperparameters or formulas are unknown."
     if table.is_tree and table.shares and not table.bounds:
         yield "What bounds each layer: the peaks of the device are unknown. `annot calibrate` measures them."

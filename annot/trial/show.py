@@ -73,15 +73,17 @@ def _heading(answer: Answer) -> str:
 
 def _sheet(answer: Answer, rows: Sequence[Row]) -> Sheet:
     labels = [Text(printable(row.name), "bold" if row.verdict == "faster" else "") for row in rows]
+    unit = unit_for(ns for row in rows for ns in (row.before_ns, row.after_ns))
+    units = {"After": unit.name}  # in the terminal, the heading before it has the unit
     columns = [
-        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT) for title, texts in _cells(answer, rows).items()
+        Formatted(title, texts.__getitem__, 0, keep=title in _KEPT, unit=units.get(title, ""))
+        for title, texts in _cells(answer, rows, unit).items()
     ]
     return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(rows)))
 
 
-def _cells(answer: Answer, rows: Sequence[Row]) -> dict[str, list[str]]:
+def _cells(answer: Answer, rows: Sequence[Row], unit: Unit) -> dict[str, list[str]]:
     """The cells of each column, by its title. A column without a value is left out."""
-    unit = unit_for(ns for row in rows for ns in (row.before_ns, row.after_ns))
     columns = zip(*(_row(answer, row, unit) for row in rows), strict=True)
     titles = (f"Before, {unit.name}", *_COLUMNS[1:])
     return {title: list(cells) for title, cells in zip(titles, columns, strict=True) if any(cells)}

@@ -70,7 +70,12 @@ def _sheet(gains: Sequence[Gain]) -> Sheet:
         "Numbers": [_numbers(gain) for gain in gains],
     }
     kept = ("After", "Speedup", "Numbers")
-    columns = [Formatted(title, _nth(texts), keep=title in kept) for title, texts in cells.items() if any(texts)]
+    units = {"After": unit.name}  # in the terminal, the heading before it has the unit
+    columns = [
+        Formatted(title, _nth(texts), keep=title in kept, unit=units.get(title, ""))
+        for title, texts in cells.items()
+        if any(texts)
+    ]
     labels = [Text(printable(gain.name), "bold" if gain.is_faster else "") for gain in gains]
     return Sheet(title="Change", labels=labels, columns=columns, rows=range(len(gains)))
 

@@ -34,8 +34,9 @@ from annot.report.columns import Formatted
 from annot.report.page.data import report_data
 from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
+from annot.report.terminal.hot_rows import hottest_rows, named_rows
 from annot.report.terminal.layout import LINES, Sheet
-from annot.report.terminal.table import hottest_rows, named_rows, print_answer, print_table
+from annot.report.terminal.table import print_answer, print_table
 from annot.runs.run import Run
 from annot.runs.selection import Selection
 

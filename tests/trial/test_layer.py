@@ -11,7 +11,7 @@ from annot.errors import AnnotError
 from annot.live.request import LAYER_CHANGES, AlternativeTimes, Difference, LayerTimes
 from annot.report.terminal.layout import plain_text
 from annot.trial.layer import LayerAnswer, LayerQuestion, layer_row, run_layer, step_speedup
-from annot.trial.show_layer import print_layers
+from annot.trial.show_layer import as_markdown, print_layers
 
 SAME = Difference(largest=0.0, relative=0.0, same_bits=True)
 ROUNDED = Difference(largest=1e-4, relative=3e-7, same_bits=False)
@@ -105,6 +105,19 @@ def test_the_table() -> None:
         "the whole step with these changes: annot try --change compile -- python train.py",
         "script with blocks.0 and random data: layer.py",
     ]
+
+
+def test_markdown() -> None:
+    """It has the words of the terminal, and fits a number of characters."""
+    found = answer(times(), times(path="blocks.1", inputs="x" * 400), extracted="layer.py")
+    text = as_markdown(found)
+    assert text.startswith("**blocks.0 Block \\[8,32\\]f32: 4.045 ms per forward and backward, 12 layers like this")
+    assert "| `compile` | 4.045 | 2.045 | 1.98 | 1.95–2.01 | 1.32 | 12.30 s | rounding, 3e-07 |" in text
+    assert "| Change | Before, ms | After, ms |" in text
+    assert "- fp16 computes other numbers" in text
+    short = as_markdown(found, 900)
+    assert len(short) <= 900
+    assert "\nLeft out: " in short
 
 
 def test_notes() -> None:

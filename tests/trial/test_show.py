@@ -188,3 +188,15 @@ def test_markdown() -> None:
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
     assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
     assert as_markdown(answer(BF16)).startswith("**No change is faster** – ")
+    assert "| Change | Before, ms | After, ms | Speedup |" in shown
+
+
+def test_markdown_of_few_characters() -> None:
+    """What is not recommended stays longest, and the file with the whole answer is named."""
+    shown = as_markdown(answer(FUSED, BF16, FAILED, notes=["the machine was busy " * 20]), 700)
+    assert len(shown) <= 700
+    assert shown.startswith("**fused: 1.50 (1.47–1.61)** – ")
+    assert "| `fused` |" in shown
+    assert "- bf16 is not recommended: changes training from step 3 on" in shown
+    assert "busy" not in shown
+    assert re.search(r"Left out: .*\bnotes?\b.*\. All: `annot-try-1/answer.json`\n$", shown)

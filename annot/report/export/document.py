@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from operator import index
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from annot.report.columns import Formatted
 from annot.report.terminal.layout import Sheet
@@ -100,40 +100,17 @@ def fenced(text: str, language: str = "") -> str:
     return "\n".join([f"{fence}{language}", *lines, fence])
 
 
-class Block(Protocol):
-    """A part of a document, with items of which some can be left out."""
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the block, which decides when its items are left out."""
-
-    @property
-    def name(self) -> str:
-        """Noun for an item."""
-
-    @property
-    def details(self) -> bool:
-        """Whether the block is hidden until the reader opens it."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-
-    def text(self, number: int, *, narrow: bool) -> str:
-        """Return the Markdown of the block with so many items, 1 or more; `narrow`: without what takes much room."""
-
-    def lost(self, number: int, *, narrow: bool) -> Counter[str]:
-        """Return how many things the text lacks, by their noun."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
     """Texts in Markdown, of which the last are left out first.
 
     Args:
-        kind, name, details: see `Block`.
+        kind: kind of the block, which decides when its items are left out.
+        name: noun for an item.
         texts: the items.
         heading: line above them in Markdown, or words in front of a line; empty: none.
         style: whether the items are a list, paragraphs, or parts of one line.
+        details: whether the block is hidden until the reader opens it.
     """
 
     kind: Kind
@@ -148,7 +125,7 @@ class Texts:
         return len(self.texts)
 
     def text(self, number: int, *, narrow: bool = False) -> str:
-        """Return the first texts."""
+        """Return the first texts, at least one; `narrow` is for tables."""
         shown = self.texts[:number]
         if self.style == "line":
             return f"{self.heading}: {', '.join(shown)}"
@@ -156,7 +133,7 @@ class Texts:
         return f"{self.heading}\n\n{items}" if self.heading else items
 
     def lost(self, number: int, *, narrow: bool = False) -> Counter[str]:
-        """Return the number of other texts."""
+        """Return how many things the text lacks, by their noun."""
         return Counter({self.name: len(self) - number})
 
 
@@ -167,7 +144,7 @@ class Rows:
     Args:
         sheet: the table.
         is_folded: whether a row stands for the rows that are left out.
-        details: see `Block`.
+        details, kind, name: see `Texts`.
     """
 
     sheet: Sheet
@@ -181,7 +158,7 @@ class Rows:
         return len(self._places)
 
     def text(self, number: int, *, narrow: bool = False) -> str:
-        """Return the table with the largest rows, in their order."""
+        """Return the table with the largest rows, in their order; `narrow`: without what takes much room."""
         sheet, kept = self.sheet, self._kept(number)
         columns, has_ends = self._columns(narrow=narrow), self._has_ends(narrow=narrow)
         lines = [self._line(place, columns, narrow=narrow) for place in kept]
@@ -198,8 +175,7 @@ class Rows:
         """Return the number of other rows, of columns, and of shortened names."""
         lost = Counter({self.name: len(self) - number})
         if number and narrow:
-            columns, ends = (len(self._columns(narrow=each)) for each in (False, True)), self._has_ends(narrow=False)
-            lost["column"] = next(columns) - next(columns) + ends
+            lost["column"] = len(self._filled) + self._has_ends(narrow=False) - len(self._columns(narrow=True))
             lost[_PART_OF_NAME] = sum(len(self._name(place)) > _LONGEST_NAME for place in self._kept(number))
         return lost
 
@@ -247,6 +223,10 @@ class Rows:
 
     def _has_ends(self, *, narrow: bool) -> bool:
         return not narrow and any(text.plain for text in self.sheet.ends.texts)
+
+
+Block: TypeAlias = Texts | Rows
+"""A part of a document, with items of which some can be left out."""
 
 
 def _shortened(name: str) -> str:

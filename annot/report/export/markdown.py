@@ -6,7 +6,7 @@ times is in the titles of the columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,14 +16,15 @@ from annot.analyze.comparison.gate import Decision
 from annot.report.export.document import Block, Document, Kind, Rows, Style, Texts, code, fenced, inline, prose
 from annot.report.table import Options, Table, top
 from annot.report.terminal.compare import ComparisonTable, comparison_sheet, sides_of, totals_of
+from annot.report.terminal.hot_rows import hottest_rows
 from annot.report.terminal.layout import FULL, Sheet
 from annot.report.terminal.ranks import RanksTable, ranks_sheet, ranks_totals
 from annot.report.terminal.table import (
+    AdviceItem,
     advice_items,
     advice_text,
     drawn,
     hot_sheet,
-    hottest_rows,
     with_printed_names,
 )
 from annot.report.totals import parts_of_time, totals
@@ -128,11 +129,11 @@ def _of_view(table: Table, *, is_answer: bool) -> Iterator[Block]:
                 yield _texts("notes", "note", [prose(line.plain)], style="paragraphs")
 
 
-def _item(item: tuple[str, Sequence[tuple[str, str]], str]) -> str:
+def _item(item: AdviceItem) -> str:
     """A piece of advice with its code."""
-    advice, facts, source = item
-    texts = (f"- {name}: {code(text) if name == 'Try' else inline(text)}" for name, text in facts)
-    return "\n".join([f"**{prose(advice)}**", "", *texts, "", fenced(source)])
+    facts = [f"- {_named(name, text)}" for name, text in item.facts]
+    trials = [f"- {name}: {code(text) if name == 'Try' else inline(text)}" for name, text in item.trials]
+    return "\n".join([f"**{prose(item.advice)}**", "", *facts, *trials, "", fenced(item.code)])
 
 
 def _advice(table: Table, reasons: str) -> Block:

@@ -211,6 +211,12 @@ def kernel_text(name: str, style: str = "") -> Text:
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
 
 
+def named_text(path: str, beside: str) -> Text:
+    """Return a path with a remark on it, such as the class of the layer."""
+    text = Text(printable(path))
+    return text.append(f" {printable(beside)}", style="cyan") if beside else text
+
+
 def _marked(labels: Sequence[Text], hottest: int | None) -> list[Text]:
     """The labels of rows in a column of marks, with that of the hottest row; None: labels without marks."""
     if hottest is None:

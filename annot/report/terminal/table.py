@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import polars as pl
 from rich.cells import cell_len
@@ -22,6 +22,7 @@ from annot.labels import layer_path
 from annot.labels.tag import MODEL
 from annot.report.columns import TREE, Column, Formatted, formatted, head, in_units, of_names
 from annot.report.table import Table
+from annot.report.terminal.hot_rows import HotRow, hottest_rows, model_class, named_rows, summed_rows
 from annot.report.terminal.layout import (
     FULL,
     HOTTEST,
@@ -35,6 +36,7 @@ from annot.report.terminal.layout import (
     cut_lines,
     kernel_text,
     left_out,
+    named_text,
     notes,
     one_line,
     plain_text,
@@ -43,7 +45,7 @@ from annot.report.terminal.layout import (
     verdict_lines,
 )
 from annot.report.totals import parts_of_time, peaks_text, totals
-from annot.report.tree import Line, Spread, row_label, spread_of, title
+from annot.report.tree import Line, Spread, row_label, spread_of
 from annot.report.units import amount, count, printable, share, unit_for
 from annot.report.views import ROOFLINE_COLUMNS, find_view
 
@@ -113,13 +115,8 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
     path, beside = row_label(row, label)
     if label == "name":
         return kernel_text(printable(path))
-    text = _named(path, beside)
+    text = named_text(path, beside)
     return text.append(" warm-up", style="dim") if label == "step" and row.get("warmup") else text
-
-
-def _named(path: str, beside: str) -> Text:
-    text = Text(printable(path))
-    return text.append(f" {printable(beside)}", style="cyan") if beside else text
 
 
 def drawn(table: Table, width: int, most: int | None = _SHOWN) -> list[RenderableType]:
@@ -234,7 +231,7 @@ def _tree(table: Table, width: int) -> Sheet:
     lines, others = table.tree, table.others
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
-    hottest, root = _hottest([line.get(table.own_time) if line else None for line in rows]), _model_class(lines)
+    hottest, root = _hottest([line.get(table.own_time) if line else None for line in rows]), model_class(lines)
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
     names = [row.label.plain for row in named_rows(table)]
     names[len(lines) : len(lines)] = [""] * len(gap)
@@ -314,87 +311,8 @@ def tree_columns(table: Table) -> list[Formatted[Line]]:
 def _line_label(line: Line, root: str) -> Text:
     """The label of a line; a number follows the name of the layer around it, or the class `root` of the model."""
     above = layer_path.last(next(layer_path.around(line.key[0]), "")) or root
-    label = Text("  " * line.depth).append_text(_named(layer_path.with_parent(line.label, above), line.module))
+    label = Text("  " * line.depth).append_text(named_text(layer_path.with_parent(line.label, above), line.module))
     return label.append(f" {line.count}") if line.count else label
-
-
-@dataclass(frozen=True, slots=True)
-class HotRow:
-    """A line of the layer tree without the lines inside it. It has its full path, so that it stands without the tree.
-
-    Args:
-        path: full path of the layer or fold, or the title of a row without a layer.
-        module: class name, or a remark on the path; may be empty.
-        layers: number of layers that a fold stands for; 1: not a fold.
-        self_ns: self time (ns) in each phase.
-        total_ns: self time (ns) of all phases.
-        calls: number of calls of the forward, or all calls of a row without one.
-        bound: what bounds the phase with the most self time; None: unknown.
-        source: file and line of the class, or of the innermost class around the layer that has one; "": unknown.
-    """
-
-    path: str
-    module: str
-    layers: int
-    self_ns: Mapping[str, float]
-    total_ns: float
-    calls: float | None
-    bound: str | None
-    source: str
-
-    @property
-    def label(self) -> Text:
-        """The path with the class and the number of layers."""
-        return _named(self.path, self.module).append(f" ×{self.layers:,}" if self.layers > 1 else "")
-
-
-def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
-    """Return the lines of a layer tree by self time, the longest first; at most `number` with self time, None: all."""
-    rows = sorted(named_rows(table), key=lambda row: -row.total_ns)
-    return rows if number is None else [row for row in rows[:number] if row.total_ns > 0]
-
-
-def named_rows(table: Table) -> Iterator[HotRow]:
-    """Yield the lines of a layer tree with full paths."""
-    sources, root = _sources(table), _model_class(table.tree)
-    around: list[str] = []  # the source of each line around
-    for line in table.tree:
-        del around[line.depth :]
-        source = sources.get((line.members or [line])[0].key) or (around[-1] if around else "")
-        around.append(source)
-        name, module = title(next(iter(line.phases.values())))
-        yield _hot_row(line, layer_path.with_parent(name, root), module, table, source)
-    for line in table.others:
-        yield _hot_row(line, line.label, line.module, table, "")
-
-
-def _model_class(lines: Sequence[Line]) -> str:
-    """The class of the model whose layers the lines are; "": unknown, or several models."""
-    classes = {line.module for line in lines if line.is_layer and not line.key[0] and line.module}
-    return classes.pop() if len(classes) == 1 else ""
-
-
-def _sources(table: Table) -> dict[tuple[str, str], str]:
-    """Map layers and their classes to the file and line of the class, if the profile has them."""
-    rows = table.rows if table.lines is None else table.lines
-    if "source" not in rows.columns:
-        return {}
-    sources = rows.drop_nulls("source").select("layer", "module", "source")
-    return {(layer, module): source for layer, module, source in sources.iter_rows()}
-
-
-def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> HotRow:
-    times = {phase: row[table.own_time] for phase, row in line.phases.items() if row[table.own_time]}
-    bound = None
-    if times:
-        longest = max(times, key=lambda phase: times[phase])
-        bounds = (table.bounds.get((*member.key, longest)) for member in line.members or [line])
-        bound = next(filter(None, bounds), None)
-    calls = line.get("calls", *(line.phases.keys() & {"forward"}))
-    layers, total = len(line.members) or 1, sum(times.values())
-    return HotRow(
-        path=path, module=module, layers=layers, self_ns=times, total_ns=total, calls=calls, bound=bound, source=source
-    )
 
 
 def hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
@@ -424,16 +342,8 @@ def hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
         room=_ROOM,
         hottest=_hottest(times),
         sizes=times,
-        others=lambda places: _other_rows([rows[place] for place in places]),
+        others=lambda places: summed_rows([rows[place] for place in places]),
     )
-
-
-def _other_rows(rows: Sequence[HotRow]) -> HotRow:
-    """One row for several: the sums of their self times."""
-    phases = dict.fromkeys(phase for row in rows for phase in row.self_ns)
-    times = {phase: sum(row.self_ns.get(phase, 0) for row in rows) for phase in phases}
-    total = sum(row.total_ns for row in rows)
-    return HotRow(path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, bound=None, source="")
 
 
 def _other_line(lines: Sequence[Line | None]) -> Line:
@@ -484,24 +394,35 @@ def _advice_below(table: Table) -> list[RenderableType]:
     ]
 
 
-def advice_items(
-    rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]
-) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
-    """Yield each piece of advice: the suggestion, named facts about it, and the code."""
+class AdviceItem(NamedTuple):
+    """A piece of advice in words: the suggestion, named facts about it, its code, and named facts about trials."""
+
+    advice: str
+    facts: Sequence[tuple[str, str]]
+    code: str
+    trials: Sequence[tuple[str, str]]
+
+
+def advice_items(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> Iterator[AdviceItem]:
+    """Yield the words of rows of advice."""
     for row in rows:
         facts = [("Saves", saving(row["saves"], meta)), ("Why", f"{row['evidence']}.")]
         facts += [("Where", ", ".join(row["where"]))] if row["where"] else []
-        facts += [(name, row[key]) for name, key in (("Try", "trial"), ("Tried", "tried")) if row.get(key)]
-        yield row["advice"], facts, row["code"]
+        trials = [(name, row[key]) for name, key in (("Try", "trial"), ("Tried", "tried")) if row.get(key)]
+        yield AdviceItem(row["advice"], facts, row["code"], trials)
 
 
 def _advice_lines(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
-    """The advice as text: suggestion, facts and code."""
+    """The advice as text: suggestion, facts, code and trials."""
     lines: list[RenderableType] = []
-    for number, (advice, facts, code) in enumerate(advice_items(rows, meta), 1):
+    for number, (advice, facts, code, trials) in enumerate(advice_items(rows, meta), 1):
         lines.append(Hanging(f"{number}. ", printable(advice), "bold"))
         lines += [Hanging(f"   {name}: ", printable(text)) for name, text in facts]
         lines += [Text(f"   {printable(line)}", style="cyan") for line in code.split("\n")]
+        for name, text in trials:  # commands have no indent, so that they can be copied
+            is_command = name == "Try"
+            head, words = f"   {name}: ", printable(text)
+            lines.append(Text.assemble(head, (words, "cyan")) if is_command else Hanging(head, words))
         lines.append(Text())
     return lines[:-1]
 
@@ -575,7 +496,7 @@ def advice_text(row: Mapping[str, Any], table: Table, *, with_layers: bool = Tru
     if with_layers:
         groups = table.rows.drop_nulls("group").select("layer", "group") if "group" in table.rows.columns else None
         folds = {} if groups is None else dict(groups.iter_rows())
-        root = _model_class(table.tree) if table.is_tree else ""
+        root = model_class(table.tree) if table.is_tree else ""
         names = zip(row["layers"], row["where"], strict=True)
         layers = [*dict.fromkeys(layer_path.with_parent(folds.get(layer, name), root) for layer, name in names)]
         others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
