@@ -22,6 +22,8 @@ from sqlite_profile import training
 from tables import Rows
 
 import annot
+from annot.analyze.comparison.compare import compare
+from annot.analyze.comparison.digest import digest
 from annot.cli import output
 from annot.cli.main import main
 from annot.errors import AnnotError
@@ -30,10 +32,12 @@ from annot.report.columns import Formatted
 from annot.report.export import document
 from annot.report.export.document import MIN_CHARS, Document, Kind, Texts, prose
 from annot.report.export.markdown import markdown
-from annot.report.table import Table
+from annot.report.table import Options, Table, process
+from annot.report.terminal.compare import comparison_table
 from annot.report.terminal.hot_rows import hottest_rows
 from annot.report.terminal.layout import Sheet
 from annot.report.views import views
+from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
 OWN: Final = Path(__file__).parents[1] / "data"
@@ -115,20 +119,25 @@ def check_table(table: Table, limits: Sequence[int], *, is_answer: bool = False)
         check_limit(whole, markdown(table, max_chars=limit, more=MORE, is_answer=is_answer), limit)
 
 
-@functools.cache
-def small_profiles() -> dict[str, Run]:
-    """Profiles with a GPU, without, with many layers, without ranges, and without layers for most of the time."""
+def many_layers(longer: int = 13) -> Run:
+    """A profile with 60 layers, each with a kernel that takes some ns more than the one before."""
     rows = Rows().range("Forward Net |fwd", 0, 100_000)
     for number in range(60):
         at = 1000 * number
         rows.range(f"block_{number:02}.fc_{'x' * number} Linear [4,8]f32 out=8 |fwd", at, at + 900)
-        rows.kernel(at + 10, (at + 20, at + 100 + 13 * number), name=f"kernel_{number}<{number}>")
+        rows.kernel(at + 10, (at + 20, at + 100 + longer * number), name=f"kernel_{number}<{number}>")
+    return Run(rows.build())
+
+
+@functools.cache
+def small_profiles() -> dict[str, Run]:
+    """Profiles with a GPU, without, with many layers, without ranges, and without layers for most of the time."""
     outside = Rows().range("fc Linear |fwd", 0, 100).kernel(10, (20, 60)).kernel(200, (210, 270))
     on_cpu = Rows()
     for number in range(5):
         on_cpu.range("fc Linear [4,8]f32 out=8 |fwd", 1000 * number, 1000 * number + 700)
     return {
-        "layers": Run(rows.build()),
+        "layers": many_layers(),
         "outside": Run(outside.build()),
         "cpu": Run(on_cpu.build()),
         "no ranges": Run(Rows().kernel(10, (20, 60)).build()),
@@ -336,19 +345,24 @@ def test_the_command_shows_all(written: Path, capsysbinary: Any) -> None:
     assert output.MIN_CHARS == MIN_CHARS
 
 
-def test_ranks_and_comparisons_fit_any_limit(tmp_path: Path, written: Path, capsysbinary: Any) -> None:
-    write_ranks(tmp_path, 3)
-    for words in (
-        [f"{tmp_path}/run_rank*.sqlite"],
-        [f"{tmp_path}/run_rank*.sqlite", "--by", "step"],
-        ["compare", written / "run.sqlite", tmp_path / "run_rank1.sqlite"],
-    ):
-        whole = printed(capsysbinary, *words, "--format", "markdown")
-        for limit in LIMITS[:3]:
-            text = printed(capsysbinary, *words, "--format", "markdown", "--max-chars", limit)
-            assert len(text) <= limit
-            assert ("\nLeft out: " in text) == (text != whole)
-            assert text.splitlines()[0] == whole.splitlines()[0]
+def test_ranks_and_comparisons_fit_any_limit(tmp_path: Path, written: Path) -> None:
+    write_ranks(tmp_path, 2)
+    paths = [str(tmp_path / f"run_rank{rank}.sqlite") for rank in range(2)]
+    ranks = Ranks(paths, workers=1)
+    sides = [[digest(Run(path).attribution)] for path in (written / "run.sqlite", paths[1])]
+    for table in (ranks.view(), ranks.view("step"), comparison_table(compare(*sides), "a", "b")):
+        check_table(process(table, Options()), (MIN_CHARS, 900))
+
+
+def test_all_rows_of_a_comparison_are_there() -> None:
+    """The first rows stand above the details; the first row changes most."""
+    table = comparison_table(compare(*([digest(many_layers(longer).attribution)] for longer in (13, 11))), "a", "b")
+    above, _, details = markdown(table).partition("<details>")
+    rows = [*Parsed(above).rows, *Parsed(details).rows]
+    changes = [abs(float(row["B − A, µs"])) for row in rows]
+    assert len(Parsed(above).rows) == 5
+    assert len(rows) == table.shown.filter(pl.col("difference_ns") != 0).height > 50
+    assert changes == sorted(changes, reverse=True)
 
 
 @pytest.mark.parametrize(
