@@ -2,6 +2,12 @@
 
 The guide is installed with annot. On a terminal, a chapter is formatted and shown in a pager if it is longer than the
 screen. In a pipe or file, the output is the Markdown source.
+
+examples:
+  annot guide
+  annot guide attribution
+  annot guide schemas > schemas.md
+  annot guide agents --install .claude/skills
 """
 
 from __future__ import annotations
@@ -36,18 +42,10 @@ CHAPTERS: Final = {
 }
 SKILL: Final = "profile-layers"
 """Name of the skill, and of its folder."""
-_EXAMPLES: Final = """\
-examples:
-  annot guide
-  annot guide attribution
-  annot guide agents --install .claude/skills
-  annot guide schemas > schemas.md
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot guide`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument("name", nargs="?", choices=tuple(CHAPTERS), metavar="NAME", help=", ".join(CHAPTERS))
     skill = f"with agents: copy the skill {SKILL} into FOLDER, where an agent looks for skills"
     parser.add_argument("--install", type=Path, metavar="FOLDER", help=skill)

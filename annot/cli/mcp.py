@@ -3,6 +3,11 @@
 The tools are open, summary, rows, explain_row, compare and advice. They read profiles in FOLDER and below, never
 outside, also not through symbolic links, and write nothing. --allow-run adds the tool record, which runs commands.
 Configure the client of your agent with the command `annot mcp FOLDER`. `annot guide agents` has units, keys and limits.
+
+examples:
+  annot mcp
+  annot mcp runs /data/profiles
+  annot mcp --allow-run .
 """
 
 from __future__ import annotations
@@ -11,17 +16,9 @@ import argparse
 
 from annot.cli.output import whole_number
 
-_EXAMPLES = """\
-examples:
-  annot mcp
-  annot mcp runs /data/profiles
-  annot mcp --allow-run .
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot mcp`."""
-    parser.epilog = _EXAMPLES
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="folder to read; default: the working folder")
     parser.add_argument("--allow-run", action="store_true", help="offer the tool record, which runs any command")
     size = "refuse profiles larger than N GiB; default: 4"
