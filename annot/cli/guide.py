@@ -7,15 +7,21 @@ examples:
   annot guide
   annot guide attribution
   annot guide schemas > schemas.md
+  annot guide agents --install .claude/skills
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from importlib.resources import files
+from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
+
+from annot.cli.output import UsageError
+from annot.errors import AnnotError
 
 CHAPTERS: Final = {
     "installation": "requirements, extras, the demonstration",
@@ -25,6 +31,7 @@ CHAPTERS: Final = {
     "try": "which change pays: what annot try measures, and its limits",
     "pytorch": "ranges in PyTorch: coverage, setup, limitations",
     "tensorflow": "ranges in TensorFlow and Keras: modes, callbacks, sessions, operations",
+    "agents": "language models that read profiles: annot mcp, the skill, units, keys, limits",
     "attribution": "how time is attributed to layers, and its limits",
     "migrating": "what to write instead of the ranges of other tools",
     "tags": "the grammar of range labels, for tools that write or read them",
@@ -33,15 +40,25 @@ CHAPTERS: Final = {
     "safeguards": "what can happen in a program that annot observes, where annot handles it, and its tests",
     "extending": "how to add a reader, a view, an advice rule or the formula of a layer",
 }
+SKILL: Final = "profile-layers"
+"""Name of the skill, and of its folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot guide`."""
     parser.add_argument("name", nargs="?", choices=tuple(CHAPTERS), metavar="NAME", help=", ".join(CHAPTERS))
+    skill = f"with agents: copy the skill {SKILL} into FOLDER, where an agent looks for skills"
+    parser.add_argument("--install", type=Path, metavar="FOLDER", help=skill)
+    parser.add_argument("--force", action="store_true", help="replace an existing skill")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a chapter, or the list of chapters."""
+    """Print a chapter, or the list of chapters, or install the skill."""
+    if args.install is not None:
+        if args.name != "agents":
+            raise UsageError("--install copies the skill for agents: annot guide agents --install FOLDER")
+        print(f"wrote {install_skill(args.install, force=args.force)}")
+        return 0
     if args.name is None:
         width = max(map(len, CHAPTERS))
         for name, summary in CHAPTERS.items():
@@ -63,6 +80,27 @@ def chapter(name: str) -> Traversable:
         '# The grammar of range texts'
     """
     return files("annot") / "guide" / f"{name}.md"
+
+
+def install_skill(folder: Path, *, force: bool) -> Path:
+    """Copy the skill for agents into a folder, and return its path.
+
+    Args:
+        folder: folder of skills; created if missing.
+        force: replace an existing skill.
+
+    Raises:
+        AnnotError: the skill exists and `force` is false, or it cannot be written.
+    """
+    path = folder / SKILL
+    if path.exists() and not force:
+        raise AnnotError(f"{path} exists: use --force to replace it")
+    try:
+        with as_file(files("annot") / "skills" / SKILL) as skill:
+            shutil.copytree(skill, path, dirs_exist_ok=True)
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
 
 
 def _show(text: str) -> None:

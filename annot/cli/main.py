@@ -58,6 +58,7 @@ COMMANDS: Final = {
     "sweep": "run a command with every combination of parameters, and write a table and charts",
     "try": "try changes such as torch.compile on a program, and measure what each one gains",
     "bisect": "find the commit that made a program slower, and the layer",
+    "mcp": "serve profiles to language models over the Model Context Protocol",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
@@ -71,6 +72,7 @@ _OPTIONAL: Final = {
     "msgspec": "msgspec",
     "adbc_driver_sqlite": "adbc-driver-sqlite",
     "shtab": "'annot[completion]'",
+    "mcp": "'annot[mcp]'",
 }
 """Modules that only some commands need, and their packages."""
 
@@ -132,9 +134,10 @@ def _dispatch(words: list[str]) -> int:
     except AnnotError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
-        if error.name not in _OPTIONAL:
+        package = (error.name or "").partition(".")[0]  # an older release may lack a module
+        if package not in _OPTIONAL:
             raise
-        return _fail(f"annot {args.verb} needs {error.name}: pip install {_OPTIONAL[error.name]}")
+        return _fail(f"annot {args.verb} needs {package}: pip install {_OPTIONAL[package]}")
 
 
 def _module(command: str) -> Any:

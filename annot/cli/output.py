@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from annot.errors import AnnotError
 from annot.util.whole_files import write_file
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {f".{form}": form for form in ("csv", "json", "jsonl")} | {".ndjson": "jsonl"}
 _ENDINGS |= {".parquet": "parquet", ".html": "html", ".htm": "html", ".json.gz": "trace", ".txt": "table"}
-_ENDINGS |= {".md": "markdown", ".xml": "junit"}
+_ENDINGS |= {".md": "markdown", ".xml": "junit", ".folded": "folded", ".speedscope.json": "speedscope"}
 """Formats by the suffix of OUT."""
 MIN_CHARS = 500
 """Least value of --max-chars, `annot.report.export.document.MIN_CHARS`."""
@@ -143,7 +143,7 @@ def settle_format(args: argparse.Namespace) -> None:
     if args.format is None:
         name = args.output.name.lower() if args.output is not None else ""
         endings = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
-        chosen = next((form for ending, form in endings.items() if name.endswith(ending)), None)
+        chosen = endings.get(max(filter(name.endswith, endings), key=len, default=""))
         if chosen is None and (suffix := Path(name).suffix):
             raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(endings)}, or --format")
         args.format = chosen or "table"
@@ -223,6 +223,7 @@ def deliver(report: Report, show: Callable[[Console], None], args: argparse.Name
         show(console_for(sys.stdout))
         return
     from annot.report.export.json_csv_parquet import as_csv, as_json, as_jsonl, as_parquet
+    from annot.report.export.metrics import as_metrics
     from annot.report.terminal.layout import plain_text
 
     content: Iterable[bytes]
@@ -231,7 +232,9 @@ def deliver(report: Report, show: Callable[[Console], None], args: argparse.Name
     elif args.format == "table":
         content = [plain_text(show, _UNLIMITED).encode()]
     else:
-        content = (chunk.encode() for chunk in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[args.format](report))
+        writers: dict[str, Callable[[Any], Iterable[str]]]
+        writers = {"json": as_json, "jsonl": as_jsonl, "csv": as_csv, "metrics": as_metrics}
+        content = (chunk.encode() for chunk in writers[args.format](report))
     write(content, args)
 
 

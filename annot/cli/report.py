@@ -24,6 +24,13 @@ OUT ends in .gz.
 
 --format tensorboard writes a log folder for TensorBoard: times per step and layer, the table of layers, and charts.
 
+--format folded and --format speedscope write flame graphs: phases, layers and, with --by kernel, kernels. Folded stacks
+have a line per stack with its time in ns. A file for speedscope (https://www.speedscope.app) has the GPU time of each
+device and the host time.
+
+--format pytest-benchmark writes the times of steps and layers for pytest-benchmark compare. --format metrics writes the
+numbers of a table by name, for wandb.log and mlflow.log_metrics: the mean of a step without warm-up, as in tables.
+
 --format nsys-rep writes a copy of a report of Nsight Systems with additional rows on the timeline. They show when each
 layer ran on which stream, with the findings for the layer.
 
@@ -42,6 +49,8 @@ examples:
   annot run.sqlite --format markdown --max-chars 2000
   annot run.sqlite --format trace -o run.json.gz
   annot run.sqlite --format tensorboard -o logs/run
+  annot run.sqlite --format speedscope -o run.speedscope.json
+  annot run.sqlite --by kernel -o run.folded
   annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
   annot execution.json.gz --capture capture.json.gz
   annot 'run_rank*.sqlite'
@@ -54,6 +63,7 @@ import argparse
 import os
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,8 +80,15 @@ if TYPE_CHECKING:
     from annot.runs.gather import Ranks
     from annot.runs.run import Run
 
-_EXPORTS = ("trace", "tensorboard", "nsys-rep")
-"""Formats of files for other tools."""
+_TEXTS = {
+    "folded": ("flame_graphs", "folded"),
+    "speedscope": ("flame_graphs", "speedscope"),
+    "pytest-benchmark": ("pytest_benchmark", "layer_benchmarks"),
+}
+"""Formats of texts for other tools, with module and function of `annot.report.export` that yields the text."""
+_EXPORTS = ("trace", "tensorboard", "nsys-rep", *_TEXTS)
+"""Formats for other tools."""
+_KERNELS = ("kernel", "kernels")
 _READ = ("table", "markdown")
 """Formats for readers: means of a step, folds, the verdict and advice."""
 
@@ -123,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "can be repeated; default: files named capture... in the folder of PROFILE",
     )
     output.add_peaks_argument(parser)
-    output.add_output_arguments(parser, "html", "markdown", *_EXPORTS)
+    output.add_output_arguments(parser, "html", "markdown", "metrics", *_EXPORTS)
     _add_rank_arguments(parser)
 
 
@@ -217,7 +234,8 @@ _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
     if args.format in _EXPORTS:
-        if extra := output.given(args, *_VIEW_OPTIONS, *_RANK_OPTIONS):
+        options = (option for option in _VIEW_OPTIONS if option != "by" or not _has_stacks(args))
+        if extra := output.given(args, *options, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
         if len(args.profiles) > 1:
             return f"--format {args.format} needs exactly one PROFILE, got {len(args.profiles)}"
@@ -226,6 +244,11 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
     if args.workers and args.dask not in (None, "local"):
         return "--workers cannot be combined with a Dask scheduler, which has its own workers: use it with --dask local"
     return _view_problem(args)
+
+
+def _has_stacks(args: argparse.Namespace) -> bool:
+    """Return whether the output is a flame graph of layers or kernels."""
+    return args.format in ("folded", "speedscope") and args.by in (None, "layer", "layers", *_KERNELS)
 
 
 def _view_problem(args: argparse.Namespace) -> str | None:
@@ -242,6 +265,8 @@ def _view_problem(args: argparse.Namespace) -> str | None:
         return f"--depth cannot be combined with {'--each' if args.each else f'--by {args.by}'}: it sums layers"
     if args.expand is not None and not view.folds:
         return f"--expand cannot be combined with --by {view.by} --columns {view.group}: it needs the times of layers"
+    if args.format == "metrics" and not view.keys:
+        return f"--format metrics cannot be combined with --by {view.by} --columns {view.group}: its rows have no names"
     return None
 
 
@@ -281,6 +306,11 @@ def _opened(args: argparse.Namespace) -> Run | Ranks:
 
 def _export(run: Run, args: argparse.Namespace) -> None:
     """Write the export of a profile to OUT."""
+    if args.format in _TEXTS:
+        module, function = _TEXTS[args.format]
+        content = getattr(import_module(f"annot.report.export.{module}"), function)
+        output.write(content(run.attribution, run.path, **({"kernels": True} if args.by in _KERNELS else {})), args)
+        return
     from annot.report.export.nsys_report import enrich, report_of_profile
 
     report = report_of_profile(run.file) if args.format == "nsys-rep" else None
@@ -311,7 +341,7 @@ def _report(args: argparse.Namespace) -> Table | RanksTable:
         sort=args.sort or "order",
         top=args.top,
         draw=args.format in _READ,
-        total=args.total or (args.format not in _READ and not args.per_step),
+        total=args.total or (args.format not in (*_READ, "metrics") and not args.per_step),
         brief=args.format in (*_READ, "json", "parquet"),
     )
     run = _opened(args)

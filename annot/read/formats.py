@@ -62,7 +62,7 @@ _READERS: Final = {
     "nsys.parquet_export": _FOLDER,
     "recording.export": _FOLDER,
     "proton": _TEXT_START + rb"\[|[\x91-\x9f\xdc\xdd]",
-    "kineto.reader": _TEXT_START + rb"[\[{]|\x1f\x8b",
+    "kineto.reader": _TEXT_START + rb"[\[{]|\x1f\x8b|\n",
     "ncu.ncu_rep": rb"NVR\0",
     "ncu.csv_export": rb"",
     "nvprof.csv_output": rb"",
@@ -89,7 +89,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
 
             - Nsight Systems: report, SQLite export or Parquet export
             - annot: recording, or the folder of parts that an interrupted recording left
-            - torch.profiler: Chrome trace
+            - torch.profiler: Chrome trace or Perfetto trace
             - Nsight Compute: report or CSV
             - nvprof: CSV or database
             - TensorFlow or JAX: XPlane

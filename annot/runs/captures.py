@@ -48,7 +48,9 @@ def is_capture(path: Path) -> bool:
     return name != _DETAILS and (in_folder or _CAPTURE.search(name) is not None)
 
 
-def with_capture_files(profile: Source, given: Sequence[str], path: Path | None = None) -> Source:
+def with_capture_files(
+    profile: Source, given: Sequence[str], path: Path | None = None, within: Sequence[Path] = ()
+) -> Source:
     """Return the profile with the layers of captures for the replays of graphs; see `with_captures`.
 
     Args:
@@ -56,6 +58,7 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
         given: paths of traces of captures.
         path: the file of the profile. Without `given`, captures are searched in its folder and in the folders of
             servers.
+        within: folders outside of which none are read; empty: all folders.
 
     Raises:
         AnnotError: a given file cannot be read, or the profile does not have the names of API calls.
@@ -67,6 +70,8 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
     if given:
         return with_captures(profile, map(load, given))
     captures = _captures_of(path, profile.meta.get("rank")) if path is not None and has_replays(profile) else []
+    if within:
+        captures = [capture for capture in captures if any(map(capture.resolve().is_relative_to, within))]
     if not captures:
         return profile
     notes = list[str]()

@@ -92,6 +92,17 @@ class Frames(ABC):
         chunks = as_json(self.view(by, **{"total": True, "draw": False} | options))
         write_file(path, (chunk.encode() for chunk in chunks), force=True)
 
+    def metrics(self, by: str = "layer", **options: Any) -> dict[str, float]:
+        """Return the numbers of a view by name, for ``wandb.log`` and ``mlflow.log_metrics``; times in ms, per step.
+
+        Args:
+            by: what a row is, as in `view`.
+            options: other arguments of `view`, such as ``depth=1`` for fewer metrics.
+        """
+        from annot.report.export.metrics import metrics
+
+        return metrics(self.view(by, **{"draw": False} | options))
+
     @abstractmethod
     def __repr__(self) -> str:
         """Return the answer: verdict, hottest rows and the best advice."""
@@ -360,7 +371,7 @@ class Run(Frames):
             if self.selection.captures or opened.meta["format"] == "kineto":
                 from annot.runs.captures import with_capture_files
 
-                opened = with_capture_files(opened, self.selection.captures, self.file)
+                opened = with_capture_files(opened, self.selection.captures, self.file, self.selection.within)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
@@ -380,7 +391,7 @@ class Run(Frames):
         try:
             attribution = attribute(profile, steps=steps, whole=whole, **named)
         except ValueError as error:
-            if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
+            if not self._is_file or not selection.of_steps:
                 raise
             raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
         if selection.peaks is None:

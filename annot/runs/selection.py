@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from annot.analyze.hardware_counters import peaks_from_file
@@ -23,6 +24,7 @@ class Selection:
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
         captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
+        within: folders outside of which no traces beside the profile are read; empty: all folders.
         peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
             `annot.analyze.hardware_counters`.
 
@@ -38,6 +40,7 @@ class Selection:
     process: int | None = None
     by_process: bool = False
     captures: tuple[str, ...] = ()
+    within: tuple[Path, ...] = ()
     peaks: str | os.PathLike[str] | Peaks | None = None
 
     def __post_init__(self) -> None:
@@ -48,6 +51,11 @@ class Selection:
             object.__setattr__(self, "peaks", peaks_from_file(self.peaks))
         elif not isinstance(self.peaks, Peaks | None):
             raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether it selects ranges or steps, which a profile may lack."""
+        return (self.domain, self.steps, self.step_range, self.step_kind) != (None,) * 4
 
 
 ALL: Final = Selection()

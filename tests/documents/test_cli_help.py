@@ -10,7 +10,10 @@ import pytest
 from annot.cli.guide import CHAPTERS, chapter
 from annot.cli.main import main, make_parser, with_command
 
-VERBS = ("run", "report", "compare", "baseline", "roofline", "sweep", "try", "bisect", "doctor", "guide", "completion")
+VERBS = (
+    "run", "report", "compare", "baseline", "roofline", "sweep", "try", "bisect", "mcp", "doctor", "guide",
+    "completion",
+)  # fmt: skip
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:

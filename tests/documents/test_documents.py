@@ -103,7 +103,7 @@ def test_blocks_are_of_kinds_that_are_run() -> None:
         assert block.marker == "" or block.of_nsys or re.match(r"not run: \w.{10,}", block.marker), block
         assert block.language != "console" or all(line.startswith("$ ") for line in block.text.splitlines()), block
     left_out = [line for block in found if block.marker.startswith("not run") for line in block.text.splitlines()]
-    assert len(left_out) <= 10
+    assert len(left_out) <= 20
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

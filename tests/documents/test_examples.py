@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT
 
-ROOMS = ("analyze", "attribution", "emit", "labels", "profile", "read", "report", "runs", "sweep", "util")
+ROOMS = ("agents", "analyze", "attribution", "emit", "labels", "profile", "read", "report", "runs", "sweep", "util")
 
 
 def _modules(room: str) -> list[str]:

@@ -31,7 +31,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 CASES = {
     "nsys": 120, "nvprof": 120, "kineto": 500, "ncu_csv": 180, "nvprof_csv": 200, "xplane": 300, "nsys_real": 20,
     "kineto_real": 40, "parts": 12, "parquet": 4, "ncu_rep": 6, "nsys_rep": 2, "bomb": 4,
-    "proton": 200,
+    "proton": 200, "pftrace": 200,
 }  # fmt: skip
 EXAMPLES = 250
 QUICK = ("nsys", "parts")

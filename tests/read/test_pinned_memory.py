@@ -56,6 +56,19 @@ def test_traces_of_torch_profiler(tmp_path: Path) -> None:
     assert load(tmp_path / "trace.json").copies["pinned"].to_list() == [None, True, None, None]
 
 
+def test_traces_of_the_cupti_backend_of_torch_profiler(tmp_path: Path) -> None:
+    """All copies have the same name. Their arguments have the direction, numbers where PyTorch knows no name."""
+    sides = [("HtoD", "pinned", "device"), ("DtoH", "device", "pageable"), ("DtoD", "device", "device"), (9, 1, 3)]
+    events = [
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy", "ts": 10 * at, "dur": 1,
+         "args": dict(zip(("copy kind", "src kind", "dst kind"), side, strict=True))}
+        for at, side in enumerate(sides)
+    ]  # fmt: skip
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    copies = load(tmp_path / "trace.json").copies.select("kind", "pinned").rows()
+    assert copies == [("HtoD", True), ("DtoH", False), ("DtoD", None), ("unknown", None)]
+
+
 def test_files_of_nvprof(tmp_path: Path) -> None:
     """The columns SrcMemType and DstMemType of CSV, and the numbers of CUPTI, where 1 is pageable and 2 pinned."""
     assert load(DATA / "nvprof_gpu_trace.csv").copies["pinned"].to_list() == [False, None]

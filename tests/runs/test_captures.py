@@ -25,6 +25,7 @@ from annot.cli.main import main
 from annot.profile import Profile
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 SGLANG = (
     "kineto/graph_pairs/sglang_decode/execution.json.gz",
@@ -287,6 +288,15 @@ def test_captures_are_found_where_servers_write_them(tmp_path: Path, files: dict
     alone = annot.open(_placed(tmp_path / "elsewhere" / "deep" / "er", {path.name: files[next(iter(files))]}))
     assert isinstance(alone, Run)
     assert _share_in_layers(alone) < 0.1
+
+
+def test_captures_outside_of_given_folders_are_left_alone(tmp_path: Path) -> None:
+    """Neither those in the folder around that of the trace, nor those that a link leads to."""
+    files: dict[str, str | bytes] = {f"run/{SGLANG_TRACE}": SGLANG[0], SGLANG_CAPTURE.format(0): SGLANG[1]}
+    path = _placed(tmp_path, files)
+    (path.parent / "capture_link.json.gz").symlink_to(tmp_path / SGLANG_CAPTURE.format(0))
+    assert _share_in_layers(Run(path, Selection(within=(tmp_path.resolve(),)))) > 0.9
+    assert _share_in_layers(Run(path, Selection(within=(path.parent.resolve(),)))) < 0.1
 
 
 def test_the_graph_of_a_batch_size_is_chosen_by_its_kernels(tmp_path: Path) -> None:

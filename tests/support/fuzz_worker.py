@@ -32,9 +32,9 @@ import polars as pl
 from fuzz_csv import ncu_csv, nvprof_csv
 from fuzz_folders import ncu_rep, nsys_rep, parquet, parts
 from fuzz_kineto import bomb, kineto, kineto_real
+from fuzz_protobuf import pftrace, xplane
 from fuzz_proton import proton
 from fuzz_sqlite import nsys, nsys_real, nvprof
-from fuzz_xplane import xplane
 
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase
@@ -47,7 +47,7 @@ from annot.read.formats import load, source
 FORMATS: dict[str, Callable[[Path, random.Random], None]] = {
     "nsys": nsys, "nvprof": nvprof, "kineto": kineto, "ncu_csv": ncu_csv, "nvprof_csv": nvprof_csv, "xplane": xplane,
     "parts": parts, "parquet": parquet, "ncu_rep": ncu_rep, "nsys_rep": nsys_rep, "bomb": bomb,
-    "nsys_real": nsys_real, "kineto_real": kineto_real, "proton": proton,
+    "nsys_real": nsys_real, "kineto_real": kineto_real, "proton": proton, "pftrace": pftrace,
 }  # fmt: skip
 
 _SECONDS = 60

@@ -68,6 +68,15 @@ def test_a_change_that_draws_other_random_numbers() -> None:
     assert (row.training, row.training_text) == ("unknown", "workers draw others, and losses differ by 24%")
 
 
+@pytest.mark.parametrize(("draws", "training"), [(True, "unknown"), (False, "changed")])
+def test_other_random_numbers_of_a_model_count_if_its_steps_draw_some(draws: bool, training: str) -> None:
+    records = Records()
+    records.check(draws=draws)
+    records.check("jit", losses=[2.0, 1.8, 1.1, 1.0], draws=draws)
+    jit = change("jit", other_random_in_model="XLA draws others")
+    assert Evaluation(records, {"jit": Candidate(jit, None)}).row("jit").training == training
+
+
 def test_a_change_that_diverges_or_fails() -> None:
     records = base()
     records.check("fp16", losses=[2.0, None])

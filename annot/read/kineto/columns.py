@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from itertools import groupby
 from operator import attrgetter
@@ -22,7 +23,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from annot.read.kineto.flows import MODULE, ModuleSources
+from annot.read.kineto.flows import MODULE, ModuleSources, StackArgs
 from annot.read.kineto.operator_calls import MESSAGE, VIEWS, call_text, message_text
 from annot.read.kineto.trace_events import Event
 
@@ -44,6 +45,8 @@ _IGNORED: Final = frozenset(
         "cuda_event",
         "cpu_instant_event",
         "external_correlation",
+        "graph_event_node",
+        "graph_host_node",
     }
 )
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
@@ -115,8 +118,8 @@ class Columns:
     @property
     def grids(self) -> pl.Series:
         """The unique sizes of a grid and its blocks, as in `annot.profile.LAUNCHES`."""
-        sizes = (f"{grid.decode(errors='replace')} {block.decode(errors='replace')}" for grid, block in self._grids)
-        return pl.Series("grid", [re.sub(r"[^\d, ]|(?<=,) ", "", text) for text in sizes], dtype=pl.String)
+        sizes = [b" ".join(b",".join(re.findall(rb"\d+", size)) for size in both).decode() for both in self._grids]
+        return pl.Series("grid", sizes, dtype=pl.String)
 
     @property
     def layers(self) -> pl.DataFrame:
@@ -158,6 +161,7 @@ class Columns:
             self.runtimes.add(category)
             self._append("launches", self._thread_span(events, LAUNCH_ARGS))
         elif category == "kernel" or category in _COPIES:
+            _name_copies(events)
             details = self._details(ACTIVITY_ARGS, events)
             details["external"] = details["external"].fill_null(details.pop("external_lower_case"))
             del details["node"]
@@ -368,6 +372,24 @@ class _ActivityArgs(msgspec.Struct, gc=False):
 _ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
 
 
+class _CopyArgs(msgspec.Struct, gc=False):
+    kind: str = msgspec.field(name="copy kind")
+    source: str = msgspec.field(name="src kind")
+    target: str = msgspec.field(name="dst kind")
+
+
+_COPY_ARGS: Final = msgspec.json.Decoder(_CopyArgs)
+
+
+def _name_copies(events: Iterable[Event]) -> None:
+    """Name the copies of PyTorch's CUPTI backend, which are all ``Memcpy``, by their arguments, as Kineto does."""
+    for event in events:
+        if event.name == "Memcpy":
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                args = _COPY_ARGS.decode(event.args)
+                event.name = f"Memcpy {args.kind} ({args.source.title()} -> {args.target.title()})"
+
+
 class Details:
     """Decode the arguments of many events at once, or one by one if some have unexpected types."""
 
@@ -399,6 +421,12 @@ RANGE_ARGS: Final = Details(_RangeArgs)
 MODULE_ARGS: Final = Details(_ModuleArgs)
 LAUNCH_ARGS: Final = Details(_LaunchArgs)
 ACTIVITY_ARGS: Final = Details(_ActivityArgs)
+ARGUMENTS: Final = frozenset(
+    field.encode_name
+    for kind in (_RangeArgs, _ModuleArgs, _LaunchArgs, _ActivityArgs, StackArgs)
+    for field in msgspec.structs.fields(kind)
+)
+"""Names of the arguments that annot reads."""
 
 
 def argument_columns(details: Details, args: Sequence[Any]) -> dict[str, pl.Series]:

@@ -248,12 +248,14 @@ _HIDDEN: Final = re.compile(r"<|(?:.*/site-packages/)?(?:torch|keras|tf_keras|te
 """Generated code, such as ``<eval_with_key>.5``, and the frameworks."""
 
 
-class _StackArgs(msgspec.Struct):
+class StackArgs(msgspec.Struct):
+    """Arguments of a Python function."""
+
     python: int | None = msgspec.field(name="Python id", default=None)
     parent: int | None = msgspec.field(name="Python parent id", default=None)
 
 
-_STACK_ARGS: Final = msgspec.json.Decoder(_StackArgs)
+_STACK_ARGS: Final = msgspec.json.Decoder(StackArgs)
 
 
 class ModuleSources:
@@ -293,8 +295,8 @@ def _forward_of(frames: Sequence[Event]) -> str:
     return ""
 
 
-def _stack_args(frame: Event) -> _StackArgs:
+def _stack_args(frame: Event) -> StackArgs:
     try:
         return _STACK_ARGS.decode(frame.args)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _StackArgs()
+        return StackArgs()

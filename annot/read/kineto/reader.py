@@ -1,4 +1,6 @@
-"""Reader for the Chrome traces of torch.profiler (Kineto): releases since 2021, on CPUs, NVIDIA GPUs and AMD GPUs.
+"""Reader for the traces of torch.profiler, mostly of Kineto: releases since 2021, on CPUs, NVIDIA GPUs and AMD GPUs.
+
+Events are read from Chrome traces (`trace_events`) or Perfetto traces (`pftrace`).
 
 Processes and threads are numbers, or names for rows that are not threads. The "process" of a kernel is its device, so
 that the reader uses the process of its launch. Times are microseconds, relative to `baseTimeNanoseconds`.
@@ -15,6 +17,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -27,12 +30,14 @@ from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
 from annot.read.kineto.columns import ANNOTATION, MIXED, PROCESS, Columns, InexactTimesError
 from annot.read.kineto.flows import correlated, link_backward, module_texts, on_operation_threads
-from annot.read.kineto.trace_events import GZIP, TraceFile
+from annot.read.kineto.pftrace import FIRST, PftraceFile
+from annot.read.kineto.trace_events import GZIP, FileBytes, TraceFile
 from annot.read.text import counted, sentences
 
 NAME: Final = "kineto"
 
 _SNIFFED: Final = 1 << 20
+_FIRST: Final = 64
 _MOST_NAMED: Final = 4
 _LONGEST_NAME: Final = 80
 _KEYS: Final = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
@@ -48,12 +53,14 @@ _CAUSE: Final = ("cause", "origin_thread", "origin_start")
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Return whether the file is JSON with trace events, plain or gzip; see `annot.read.formats.Reader`."""
+    """Return whether the file is JSON with trace events or a Perfetto trace, plain or gzip; see `Reader`."""
     if head.startswith(GZIP):
         try:
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _SNIFFED)
         except zlib.error:
             return False
+    if FIRST.match(head):
+        return True
     head = head.removeprefix(codecs.BOM_UTF8)
     if re.match(rb"\s*\[\s*\{", head):
         return b'"ph"' in head
@@ -73,7 +80,7 @@ def read(path: Path) -> Profile:
 
 def _read(path: Path, exact: bool) -> Profile:
     columns = Columns()
-    with TraceFile(path, exact=exact) as file:
+    with _open(path, exact) as file:
         for block in file.blocks():
             columns.add(block)
     base = _base(file.top)
@@ -107,6 +114,12 @@ def _read(path: Path, exact: bool) -> Profile:
         metrics=metrics,
         captured=captured_ranges(columns.layers),
     )
+
+
+def _open(path: Path, exact: bool) -> TraceFile | PftraceFile:
+    with closing(FileBytes(path)) as content:
+        perfetto = FIRST.match(content.window(_FIRST))
+    return (PftraceFile if perfetto else TraceFile)(path, exact=exact)
 
 
 def _base(top: dict[str, Any]) -> int:

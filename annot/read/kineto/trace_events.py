@@ -85,7 +85,7 @@ class TraceFile:
         self.invalid = 0  # number of skipped list items, which are not events or have a field of a wrong type
         self._path = path
         self._block = block
-        self._bytes = _Bytes(path)
+        self._bytes = FileBytes(path)
         self._decoder: msgspec.json.Decoder[list[Any]] = _EXACT_EVENTS if exact else _EVENTS
 
     def __enter__(self) -> Self:
@@ -236,7 +236,7 @@ def _values(text: str) -> tuple[list[Any], int]:
         at = comma.end()
 
 
-class _Bytes:
+class FileBytes:
     """The decompressed bytes of a file from a position that moves forward."""
 
     def __init__(self, path: Path) -> None:
@@ -251,6 +251,7 @@ class _Bytes:
         self._ended = False
 
     def close(self) -> None:
+        """Close the file."""
         self._unpacked.close()
         self._file.close()
 
@@ -263,6 +264,7 @@ class _Bytes:
         return self._offset + self._position
 
     def skip(self, size: int) -> None:
+        """Move forward by `size` bytes of the last window."""
         self._position += size
 
     def window(self, size: int) -> bytes:

@@ -1,18 +1,24 @@
-"""Damaged XPlane files: fields with nonsense values, repeated and missing messages, a broken wire format."""
+"""Damaged files of protocol buffers, XPlane and Perfetto traces of torch.profiler.
+
+Fields have nonsense values, messages repeat or are missing, the wire format is broken.
+"""
 
 from __future__ import annotations
 
 import functools
+import gzip
 import random
 from pathlib import Path
 from typing import Any
 
 from fuzz_bytes import INTEGERS, TEXTS, damaged
+from shared_data import shared
 from xplane_profile import XPlaneProfile
 
+from annot.read.kineto.pftrace import messages as perfetto_messages
 from annot.read.xplane.plane import messages
 
-__all__ = ["xplane"]
+__all__ = ["pftrace", "xplane"]
 
 _DATA = Path(__file__).parents[1] / "data"
 _TEXTS = (
@@ -49,17 +55,34 @@ def _small() -> bytes:
 
 def xplane(path: Path, chance: random.Random) -> None:
     """Write a damaged file."""
-    content = chance.choice(_seeds())
+    path.write_bytes(_damaged(chance.choice(_seeds()), messages().XSpace, chance))
+
+
+def pftrace(path: Path, chance: random.Random) -> None:
+    """Write a damaged trace, mostly compressed, as PyTorch does."""
+    content = _damaged(_trace(), perfetto_messages().Trace, chance)
     if chance.random() < 0.7:
-        space = messages().XSpace.FromString(content)
+        content = gzip.compress(content, 1)
+        content = damaged(content, chance) if chance.random() < 0.1 else content
+    path.write_bytes(content)
+
+
+@functools.cache
+def _trace() -> bytes:
+    return gzip.decompress(shared("kineto/cuspy_h100_bert_small.pftrace.gz").read_bytes())
+
+
+def _damaged(content: bytes, kind: Any, chance: random.Random) -> bytes:
+    if chance.random() < 0.7:
+        message = kind.FromString(content)
         for _ in range(chance.choice((1, 2, 5, 20))):
-            _change(_anywhere(space, chance), chance)
-        content = space.SerializeToString()
+            _change(_anywhere(message, chance), chance)
+        content = message.SerializeToString()
     if chance.random() < 0.3:
         content = damaged(content, chance)
     if chance.random() < 0.1:
         content = _rewired(content, chance)
-    path.write_bytes(content)
+    return content
 
 
 def _anywhere(message: Any, chance: random.Random) -> Any:

@@ -1,0 +1,1 @@
+"""Profiles for language models: the tools of the MCP server, and their limits."""

@@ -1,0 +1,107 @@
+"""Answers, folders and the tools without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from commands import needs_recorder, write_script
+
+from annot.agents.answers import LONGEST, answer
+from annot.agents.folders import Folders
+from annot.agents.tools import Tools
+from annot.cli.main import main
+from annot.errors import AnnotError
+
+
+def test_rows_that_do_not_fit_are_counted() -> None:
+    """The rows that fit, and how many do not; the cursor leads to the first of these."""
+    rows = [{"layer": f"layers.{number}", "text": "x" * 90} for number in range(300)]
+    seen, cursor = [], 0
+    while cursor is not None:
+        text = answer({"unit": "ns"}, rows[cursor:], first=cursor, total=len(rows))
+        assert LONGEST - 400 < len(text) <= LONGEST or "next_cursor" not in text
+        document = json.loads(text)
+        assert len(document["rows"]) + document.get("left_out_rows", 0) == len(rows) - cursor
+        seen, cursor = seen + document["rows"], document.get("next_cursor")
+    assert seen == rows
+
+
+def test_long_texts_and_lists_are_cut_with_a_remark() -> None:
+    """A row always fits; texts are the shorter the more of them there are."""
+    row = {"name": "k" * 5_000, "shapes": [str(number) for number in range(20)]}
+    (one,) = json.loads(answer({}, [row]))["rows"]
+    assert one["name"].startswith("k" * 1_000 + "… (4,000 more characters were cut)")
+    assert one["shapes"][7:] == ["7", "… (12 more were cut)"]
+    many = json.loads(answer({}, [{f"name{number}": "k" * 5_000 for number in range(20)}]))["rows"][0]
+    assert many["name19"] == "k" * 200 + "… (4,800 more characters were cut)"
+    with pytest.raises(ValueError, match="fewer columns"):
+        answer({}, [{f"name{number}": "k" * 5_000 for number in range(1_000)}])
+
+
+def test_answers_are_valid_text() -> None:
+    """Half of a surrogate pair, as in paths that are not UTF-8, is an escape."""
+    assert json.loads(answer({"path": "a\udc80"}).encode()) == {"path": "a\udc80"}
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Relative paths count from the first folder, names are shown so, and each folder has to exist."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    folders = Folders([tmp_path / "a", tmp_path / "b"], largest=1)
+    assert folders.name(folders.resolve("x/../run.sqlite")) == "run.sqlite"
+    assert folders.resolve(f"{tmp_path}/b/run.sqlite") == (tmp_path / "b/run.sqlite").resolve()
+    assert folders.name(folders.resolve("../b/run.sqlite")) == str((tmp_path / "b/run.sqlite").resolve())
+    with pytest.raises(AnnotError, match="outside the folders"):
+        folders.resolve("../c")
+    with pytest.raises(AnnotError, match="c is not a folder"):
+        Folders([tmp_path / "c"], largest=1)
+
+
+@needs_recorder
+def test_record(tmp_path: Path) -> None:
+    """It writes a profile that summary reads, replaces nothing, and says why a command failed."""
+    tools, script = Tools(Folders([tmp_path], largest=1 << 30)), write_script(tmp_path, "sys.exit(len(sys.argv) - 1)")
+    command = [sys.executable, script.name]
+    recorded = json.loads(tools.record(command, "new"))["profile"]
+    assert "inner" in tools.rows(recorded)
+    with pytest.raises(AnnotError, match=r"exists\. Call record with another name"):
+        tools.record(command, "new")
+    with pytest.raises(AnnotError, match=r"exit status 1: .* Read failed\..*\.txt, and call record again"):
+        tools.record([*command, "1"], "failed")
+    with pytest.raises(AnnotError, match="outside the folders"):
+        tools.record(command, "../new")
+    with pytest.raises(AnnotError, match="not a folder"):
+        tools.record(command, "no/new")
+    for wrong in ([], 1), (command, 0):
+        with pytest.raises(ValueError, match="record expects"):
+            tools.record(wrong[0], "other", wrong[1])
+
+
+def test_record_is_offered_on_request(tmp_path: Path) -> None:
+    """Only a server with --allow-run has the tool, and says that it is not read-only."""
+    pytest.importorskip("mcp", reason="needs the mcp package")
+    from annot.agents.server import make_server
+
+    tools = Tools(Folders([tmp_path], largest=1))
+    offered = asyncio.run(make_server(tools, allow_run=True).list_tools())
+    assert [tool.name for tool in offered if tool.annotations and not tool.annotations.read_only_hint] == ["record"]
+
+
+@pytest.mark.parametrize("module", ["mcp", "mcp.server.mcpserver"])
+def test_missing_package(module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, or with one of before version 2, one line says what to install."""
+    for name in [name for name in sys.modules if name.startswith(("mcp.", "annot.agents.server"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["mcp"]) == 1
+    assert capsys.readouterr() == ("", "annot: error: annot mcp needs mcp: pip install 'annot[mcp]'\n")
+
+
+def test_wrong_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that does not exist is an error of the command."""
+    assert main(["mcp", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"annot: error: {tmp_path}/none is not a folder\n"
