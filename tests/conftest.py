@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import pytest
 
-# Tests read no peaks that the developer has measured: the data folder is empty.
-os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "annot-tests-without-data")
+_DATA: Final = TemporaryDirectory(prefix="annot-tests-data-", ignore_cleanup_errors=True)
+# Tests read no peaks and no results of `annot try` that the developer or earlier tests have measured.
+os.environ["XDG_DATA_HOME"] = _DATA.name
 # Otherwise Inductor compiles and loads a program for each instruction set of the CPU, again in each cache folder.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 
