@@ -16,6 +16,8 @@ from annot.changes import keras, pytorch
 from annot.changes.change import Change, Numbers
 from annot.util.entry_points import Extension, loaded
 
+_RESERVED: Final = ("all", "base", "list", "rounding")
+"""Names of other things in ``--change``, and of runs without a change."""
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _OF_LAUNCHES: Final = {rule.__name__ for rule in LAUNCH_RULES}
 _LIVE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -59,6 +61,8 @@ def _checked(extension: Extension, others: Mapping[str, Change]) -> Change:
             raise TypeError(f"{name} must be a str, got {text!r}")
     if not _NAME.fullmatch(change.name):
         raise ValueError(f"name must be words of a-z and 0-9 joined by hyphens, got {change.name!r}")
+    if change.name in _RESERVED:
+        raise ValueError(f"name must not be {' or '.join(_RESERVED)}, got {change.name!r}")
     if change.name in others:
         raise ValueError(f"another change has the name {change.name}")
     if not _LIVE.fullmatch(change.live):

@@ -14,6 +14,8 @@ from annot.emit import client, guard
 
 PROGRAM_SECONDS = 60.0
 """Time that a program has for its end: `finally`, other threads, and functions of `atexit`."""
+PROFILED_SECONDS = 600.0
+"""The same under a profiler, which may write a large trace at the end."""
 THREAD_SECONDS = 20.0
 """Time that other threads have when the main thread has ended."""
 
@@ -27,10 +29,11 @@ class Deadline:
 
     Args:
         write: writes the result before the process ends.
+        profiled: whether the program may run under a profiler.
     """
 
-    def __init__(self, write: Callable[[], object]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[], object], *, profiled: bool) -> None:
+        self._write, self._profiled = write, profiled
         self._started = False
         # The functions of concurrent.futures, which are registered later, are called before: they end idle threads.
         threading._register_atexit(self._wait_for_threads)  # type: ignore[attr-defined]
@@ -39,7 +42,8 @@ class Deadline:
         """Start the time, at the first call."""
         if not self._started:
             self._started = True
-            timer = threading.Timer(PROGRAM_SECONDS, self._end, [f"{PROGRAM_SECONDS:g} s after its measured steps"])
+            seconds = PROFILED_SECONDS if self._profiled else PROGRAM_SECONDS
+            timer = threading.Timer(seconds, self._end, [f"{seconds:g} s after its measured steps"])
             timer.daemon = True
             timer.start()
 
@@ -51,7 +55,8 @@ class Deadline:
             if not thread.daemon:
                 thread.join(max(0.0, end - time.monotonic()))
                 if thread.is_alive():
-                    self._end(f"{THREAD_SECONDS:g} s after its main thread: {thread.name} waits", atexit._run_exitfuncs)
+                    when = f"{THREAD_SECONDS:g} s after the end of its main thread: the thread {thread.name} still runs"
+                    self._end(when, atexit._run_exitfuncs)
 
     def _end(self, when: str, exit_functions: Callable[[], object] = lambda: None) -> None:
         client.warn_once(f"the program has not ended {when}, so annot ends it")

@@ -179,10 +179,11 @@ def rounding(session: KerasSession) -> None:
     """Change weights in their last bit. It is no change to recommend: its losses show how far rounding grows."""
 
     def change(model: Any) -> None:
-        for weight in model.trainable_weights:
-            eps = finfo(weight.dtype).eps  # type: ignore[no-untyped-call]
-            weight.assign(weight * (1 + eps))
-            session.applied("rounding", model.name)
+        with tf.init_scope():  # the first call may trace a function
+            for weight in model.trainable_weights:
+                eps = finfo(weight.dtype).eps  # type: ignore[no-untyped-call]
+                weight.assign(weight * (1 + eps))
+                session.applied("rounding", model.name)
 
     session.skipped("rounding", "the model has no weights before its first batch")
     session.on_model(change)

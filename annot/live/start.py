@@ -44,7 +44,7 @@ def measure_when_imported(text: str) -> None:
         for session in sessions:
             session.leave()
 
-    deadline = Deadline(lambda: finish(in_time=False))
+    deadline = Deadline(lambda: finish(in_time=False), profiled=bool(request.losses))
     # The first registered function is called last, after those of the program.
     atexit.register(finish)
     os.register_at_fork(after_in_child=leave_child)

@@ -585,10 +585,9 @@ def rounding(session: TorchSession) -> None:
     """Change parameters in their last bit. It is no change to recommend: its losses show how far rounding grows."""
 
     def change(model: torch.nn.Module) -> None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.is_floating_point():
-                    parameter.mul_(1 + torch.finfo(parameter.dtype).eps)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():  # `data`: another model of the step may have used the parameter already
+                parameter.data.mul_(1 + torch.finfo(parameter.dtype).eps)
         session.applied("rounding", _name(model))
 
     session.on_model(change)

@@ -116,6 +116,7 @@ class TorchSession(Session):
         self._call_start: int | None = None
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
         self._random: list[bytes] | None = None  # states of generators before the current step
+        self._hooked = False  # whether hooks have seen a step of an optimizer
         self._weight: weakref.ref[Any] | None = None  # shows the steps that hooks do not see
         self._version = 0
 
@@ -225,7 +226,7 @@ class TorchSession(Session):
         if not self.result.trains:
             self._call_start = time.perf_counter_ns() if torch.is_grad_enabled() else None
         self.begin()
-        if self.keeps_loss:
+        if self.keeps_loss and self._random is None:  # before the first model of the step
             self._random = guard.attempt(self._random_states, otherwise=None)
         for name, change in self._on_inputs:
             args, kwargs = self.try_change(name, change, model, args, kwargs) or (args, kwargs)
@@ -267,7 +268,7 @@ class TorchSession(Session):
         self._train()
         self.begin()
         root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        if not self._optimizers:
+        if not self._hooked:
             self._complete_unseen_step(root)
         for call in self._before_backward:
             call()
@@ -291,6 +292,7 @@ class TorchSession(Session):
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if is_compiling():
             return None
+        self._hooked = True
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             for name, change in self._on_optimizer:
@@ -313,25 +315,25 @@ class TorchSession(Session):
         self._thread.stepped = True
         for call in self._after_step:
             call(optimizer)
-        self._count_step(optimizer)
+        self._train()
+        if self._counts(optimizer):
+            self._complete_step()
 
     def _step_scaled(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the step of an optimizer also if the scaler leaves it out, because gradients are infinite."""
         self._thread.stepped = False
         result = original(scaler, optimizer, *args, **kwargs)
         if not self._thread.stepped and not is_compiling():
-            self._count_step(optimizer)
+            self._train()
+            # The optimizer may wrap the one that hooks will see: the first step that is done tells which one counts.
+            if self._counted is None or self._counted() in (None, optimizer):
+                self._complete_step()
         return result
 
-    def _count_step(self, optimizer: Any) -> None:
-        self._train()
-        if self._counts(optimizer):
-            self._complete_step()
-
     def _complete_unseen_step(self, root: Any) -> None:
-        """Count the step before this backward of `root`, if weights have changed since the last backward."""
+        """Count the step before this backward of `root`, if compiled code has changed weights since the last one."""
         weight = self._weight() if self._weight is not None else None
-        if weight is not None and weight._version != self._version:
+        if weight is not None and weight._version != self._version and self.compiled_graphs():
             self._skip_unseen()
             self._complete_step()
         if weight is None and isinstance(root, torch.Tensor):

@@ -16,7 +16,7 @@ from annot.collect.logged_run import problem_of
 from annot.collect.measured_run import MeasuredRun
 from annot.errors import writing
 from annot.live.request import Request, Result
-from annot.trial.records import BASE, Kind, Record, cache_variables, stem
+from annot.trial.records import BASE, ROUNDED, Kind, Record, cache_variables, stem
 from annot.util.json_files import read_json, write_json
 
 LOSSES: Final = 6
@@ -101,7 +101,8 @@ class Runs:
         path = self.folder / f"{stem(name, kind, number)}.json"
         record = read_json(path, Record)
         if record is None or (record.request, record.stage) != (request, stage) or (name == BASE and record.problem):
-            self.say(f"{name}, check" if kind == "check" else f"{name}, run {number}")
+            label = "without changes, rounded parameters" if name == ROUNDED else name
+            self.say(f"{label}, check" if kind == "check" else f"{label}, run {number}")
             with writing(self.folder):
                 record = self._perform(name, kind, number, stage, request)
             write_json(path, record)

@@ -7,6 +7,7 @@ learning rate multiplies it by ten in each step. A change cannot be told from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -88,18 +89,18 @@ def same_training(
         return Training("changed", f"{len(losses)} steps instead of {len(finite)}")
     spread = _spread(finite, again)
     growth = 0.0 if numbers == "same bits" else _spread(finite, rounded)
-    if _SPREADS * spread > _LARGE:
-        return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too")
-    if _GROWTHS * growth > _LARGE:
-        return Training("unknown", f"rounding of parameters alone changes losses by {percent(growth)}")
     differences = _differences(finite, losses)
     largest, limit = _largest(differences), max(tolerance, _SPREADS * spread, _GROWTHS * growth)
+    if largest > tolerance and _SPREADS * spread > _LARGE:
+        return Training("unknown", f"losses of two runs without it differ by {percent(spread)}, too", largest)
     if largest > limit and other_random:
         return Training("unknown", f"{other_random}, and losses differ by {percent(largest)}", largest)
     if largest > limit:
         step = next(place for place, difference in enumerate(differences, 1) if difference > limit)
         words = f"changes training from step {step} on: losses differ by {percent(largest)}"
         return Training("changed", words, largest)
+    if largest > tolerance and limit > _LARGE:
+        return Training("unknown", f"rounding of parameters alone changes losses by {percent(growth)}", largest)
     if largest > tolerance:
         alike = "in two runs without it" if largest <= _SPREADS * spread else "by rounding of parameters alone"
         return Training("rounding", f"losses differ by {percent(largest)}, as {alike}", largest)
@@ -134,7 +135,7 @@ def repeats_losses(base: Result, again: Result, rounded: Result | None = None) -
         return f"the loss of the program is NaN or infinite from step {len(finite) + 1} on"
     if not finite:
         return "no loss was seen: whether training stays the same is unknown"
-    largest = _largest(_differences(finite, _finite(again.losses)))
+    largest = _spread(finite, again)
     growth = _spread(finite, rounded)
     grown = f"; rounding of parameters changes losses by {percent(growth)}" if growth else ""
     if not largest:
@@ -144,8 +145,11 @@ def repeats_losses(base: Result, again: Result, rounded: Result | None = None) -
 
 
 def _spread(finite: Sequence[float], other: Result | None) -> float:
-    """The largest difference of the losses of another run of the base; 0: there is none."""
-    return 0.0 if other is None else _largest(_differences(finite, _finite(other.losses)))
+    """The largest difference of the losses of another run of the base; 0: there is none; infinite: so are losses."""
+    if other is None:
+        return 0.0
+    losses = _finite(other.losses)
+    return math.inf if len(losses) < len(finite) else _largest(_differences(finite, losses))
 
 
 def _finite(losses: Sequence[float | None]) -> list[float]:
@@ -174,4 +178,6 @@ def percent(ratio: float) -> str:
         >>> percent(0.0123), percent(2e-7)
         ('1.2%', '2e-07')
     """
+    if math.isinf(ratio):
+        return "an infinite amount"
     return f"{100 * ratio:.2g}%" if ratio >= _AS_PERCENT else f"{ratio:.0e}"

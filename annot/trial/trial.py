@@ -195,7 +195,7 @@ class Trial:
             failure = _FIRST_FAILURES.get(record.stem, "a run without changes failed")
             raise AnnotError(f"{failure}: {record.problem}; output: {self.runs.log(record)}")
         if record.problem:
-            self.say(f"{name}: {record.problem}")
+            self.say(f"{'how far rounding grows is unknown' if name == ROUNDED else name}: {record.problem}")
         return record
 
     def _lives(self, name: str) -> dict[str, str]:

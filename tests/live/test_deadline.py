@@ -59,7 +59,7 @@ NO_SECONDS = "import annot.live.deadline; annot.live.deadline.{} = 0\n"
 @pytest.mark.parametrize("program", [CAUGHT, UNINTERRUPTIBLE, WAITING_AT_EXIT])
 def test_a_process_ends_with_its_result(program: str) -> None:
     """A process without an end runs into the timeout of `forked.python`."""
-    result, process = measured(NO_SECONDS.format("PROGRAM_SECONDS") + NET + program, losses=2)
+    result, process = measured(NO_SECONDS.format("PROFILED_SECONDS") + NET + program, losses=2)
     assert process.returncode == 0
     assert (result.ended, result.error, len(result.step_ns), len(result.losses)) == ("process", "", 4, 2)
     assert "the program has not ended 0 s after its measured steps, so annot ends it" in process.stderr
@@ -70,7 +70,7 @@ def test_the_program_cleans_up_if_only_other_threads_wait() -> None:
     assert process.returncode == 0
     assert (result.ended, result.error, len(result.step_ns), len(result.losses)) == ("process", "", 4, 2)
     assert process.stdout == "finally\natexit\n"
-    assert "the program has not ended 0 s after its main thread: loader waits" in process.stderr
+    assert "the program has not ended 0 s after the end of its main thread: the thread loader" in process.stderr
 
 
 def test_child_processes_do_not_outlive_it() -> None:

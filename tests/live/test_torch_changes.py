@@ -500,3 +500,14 @@ def test_changes_without_their_object_are_skipped() -> None:
 def test_rounding_changes_parameters_in_their_last_bit() -> None:
     by_hand = edited(("# setup", "with torch.no_grad():\n    for p in model.parameters():\n        p *= 1 + 2**-23"))
     assert_as_by_hand(PROGRAM, by_hand, "rounding")
+
+
+def test_rounding_of_parameters_that_two_models_share() -> None:
+    """The second model is called first when the graph of the first one has the parameters already."""
+    result, process = measured(
+        edited(("cross_entropy(model(x)", "cross_entropy(model(x) + model[0](x)[:, :3]")), "rounding"
+    )
+    assert (result.error, "rounding" in result.applied) == ("", True), process.stderr
+    shared = "cross_entropy(model[2](model[1](model[0](x))) + model(x)"
+    result, process = measured(edited(("cross_entropy(model(x)", shared)), "rounding")
+    assert (result.error, "rounding" in result.applied) == ("", True), process.stderr

@@ -110,9 +110,11 @@ def test_a_compiled_model_with_dropout_trains_as_an_uncompiled_one() -> None:
         ((), False),  # the batches are random
         ((("net()\noptimizer", "torch.nn.Sequential(net(), torch.nn.Dropout())\noptimizer"),), True),
         ((("model(x), y)", "model(x) + torch.randn(16, 2), y)"),), True),
+        ((("steps = 0", "first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())\nsteps = 0"),
+          ("model(x), y)", "model(first(x)), y)")), True),
         ((("model(x), y)", "model(x).double() + torch.randn(2, generator=torch.Generator()), y)"),), False),
     ],
-)
+)  # fmt: skip
 def test_random_numbers_of_the_model_and_its_loss_are_noted(edits: tuple[tuple[str, str], ...], draws: bool) -> None:
     program = TRAIN
     for before, after in edits:
@@ -269,6 +271,39 @@ def test_steps_that_a_gradient_scaler_leaves_out_are_steps() -> None:
     assert process.stdout.count("loss") == 6 == len(result.step_ns), process.stderr
     assert "inf" not in process.stdout
     assert len(result.losses) == 6
+
+
+WRAPPER = """
+class Lookahead(torch.optim.Optimizer):  # without the hooks that Optimizer.__init__ installs
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+    def zero_grad(self):
+        self.inner.zero_grad()
+    def step(self):
+        self.inner.step()
+optimizer = Lookahead(optimizer)
+scaler = torch.amp.GradScaler('cpu', growth_interval=99)
+steps = 0"""
+
+
+def test_a_wrapped_optimizer_whose_first_step_is_left_out() -> None:
+    program = TRAIN.replace("steps = 0", WRAPPER).replace(
+        "loss.backward()", "scaler.scale(loss * (1e38 if steps == 0 else 1)).backward()"
+    )
+    program = program.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
+    result, process = measured(program, losses=4)
+    assert (len(result.step_ns), result.ended) == (4, "steps"), process.stderr
+    assert result.losses[1:] == printed_losses(process.stdout)[1:]
+
+
+def test_an_optimizer_of_each_step_counts_once() -> None:
+    new = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1); optimizer.zero_grad()"
+    program = TRAIN.replace("optimizer.zero_grad()", new).replace(
+        "steps = 0", "model.compile(backend='eager')\nsteps = 0"
+    )
+    result, process = measured(program, losses=4)
+    assert (len(result.step_ns), result.ended) == (4, "steps"), process.stderr
+    assert result.losses == printed_losses(process.stdout)
 
 
 OUTSIDE = "outside functions that torch.compile compiles"

@@ -237,9 +237,10 @@ def test_a_program_that_breaks_under_a_change(tmp_path: Path) -> None:
     assert result.error.startswith("InvalidArgumentError: ")
 
 
-def test_rounding_changes_weights_in_their_last_bit() -> None:
+@pytest.mark.parametrize("train", [fit, in_a_function])
+def test_rounding_changes_weights_in_their_last_bit(train: Callable[[Any], None]) -> None:
     optimizer = keras.optimizers.SGD(0.0)
-    (model, result), kept = tried("rounding", fit, optimizer=optimizer), network()
+    (model, result), kept = tried("rounding", train, optimizer=optimizer), network()
     assert result.applied == {"rounding": "net"}
     for weight, other in zip(model.trainable_weights, kept.trainable_weights, strict=True):
         assert (weight == other * (1 + 2.0**-23)).numpy().all()
