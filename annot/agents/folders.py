@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annot.errors import AnnotError
+from annot.read.beside import only_inside
 from annot.read.formats import is_profile
 from annot.report.units import amount, printable
 from annot.runs.profile_files import expand
@@ -77,8 +78,8 @@ class Folders:
 
     def profiles(self, folder: Path) -> list[Path]:
         """Return the profiles below a folder, without links that lead outside the folders."""
-        paths = [Path(path) for path in expand([str(folder)])]
-        return [path for path in paths if path != folder and self.contain(Path(os.path.realpath(path)))]
+        with only_inside(self.paths):
+            return [path for path in map(Path, expand([str(folder)])) if path != folder]
 
     def contain(self, path: Path) -> bool:
         """Return whether a path without symbolic links is inside the folders."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from annot.errors import AnnotError
+from annot.read.beside import is_permitted
 from annot.util.whole_files import write_file
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
@@ -182,12 +183,12 @@ def _folder_profiles(folder: Path) -> list[str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below a folder that can be listed, without hidden files and links to folders."""
+    """Yield the permitted regular files below a folder that can be listed, without hidden ones and links to folders."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
             with suppress(OSError):
-                if not name.startswith(".") and path.is_file():
+                if not name.startswith(".") and is_permitted(path) and path.is_file():
                     yield path
 
 
