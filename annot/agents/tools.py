@@ -20,7 +20,6 @@ from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import decide
 from annot.analyze.kernel_names import layer_names, with_short_names
 from annot.attribution.nesting import KEY
-from annot.read.formats import is_profile
 from annot.report.export.document import MIN_CHARS
 from annot.report.export.markdown import markdown
 from annot.report.table import Options, Table, process
@@ -72,7 +71,7 @@ class Tools:
             path: a folder or a profile, relative to the first folder of the server.
         """
         file = self._folders.existing(path)
-        if file.is_dir() and not is_profile(file):
+        if self._folders.is_listed(file):
             paths = self._folders.profiles(file)
             listed = [{"profile": self._folders.name(each), "size_bytes": each.stat().st_size} for each in paths]
             return answer({"next": "open(path=PROFILE) or summary(profile=PROFILE)"}, listed, name="profiles")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from shared_data import unpacked
 from sqlite_profile import training
 from xplane_profile import XPlaneProfile
+
+from annot.agents.folders import Folders
+from annot.agents.tools import Tools
 
 _PROGRAM = """
 import os, sys
@@ -31,6 +35,20 @@ assert all(runs / name in opened for name in sys.argv[2:])
 around = [path for path in opened if path.is_relative_to(runs.parents[1])]
 print("outside:", [str(path) for path in around if not path.is_relative_to(runs)])
 """
+
+
+def test_folders_of_the_server_are_always_listed(tmp_path: Path) -> None:
+    """Also with XPlane files, which make a folder a profile; a folder of parts, such as a Parquet export, is listed."""
+    tools = Tools(Folders([tmp_path], largest=1 << 30))
+    (tmp_path / "NVTX_EVENTS.parquet").touch()
+    assert [row["profile"] for row in json.loads(tools.open())["profiles"]] == ["."]
+    training(device=True).write(tmp_path / "run.sqlite")
+    for count in (1, 2):
+        file = XPlaneProfile()
+        file.plane("/device:GPU:0")
+        file.write(tmp_path / f"{count}.xplane.pb")
+        expected = [*(f"{number + 1}.xplane.pb" for number in range(count)), "run.sqlite"]
+        assert [row["profile"] for row in json.loads(tools.open())["profiles"]] == expected
 
 
 def test_nothing_outside_is_opened(tmp_path: Path) -> None:
