@@ -166,9 +166,12 @@ class Tools:
             return _kernel(run, profile, kernel)
         table = run.view("layer", "all", total=True, draw=False)
         asked = {name: text for name, text in (("module", module), ("phase", phase)) if text is not None}
-        rows = table.rows.filter(_is_layer(table.rows, str(layer)), **asked)
-        if rows.is_empty():
+        of_layer = table.rows.filter(_is_layer(table.rows, str(layer)))
+        if of_layer.is_empty():
             raise RefusedError(_nothing(profile, "layer", str(layer), table.rows["layer"]))
+        rows = of_layer.filter(pl.lit(True), **asked)
+        if rows.is_empty():
+            raise RefusedError(_no_row(str(layer), asked, of_layer))
         unknown = [name for name in rows.columns if not _is_known(table, rows, name)]
         facts: dict[str, Any] = {"unknown_columns": ", ".join(unknown)} if unknown else {}
         if "peaks" in table.meta:
@@ -317,6 +320,13 @@ def _kernel(run: Run, profile: str, name: str) -> str:
         raise RefusedError(_nothing(profile, "kernel", name, table.rows["short"]))
     launched = layer_names(run.attribution_for(table.view, total=True)).join(rows, on="name", how="semi")
     return answer({"layers": _longest(launched, (*KEY, "calls"))}, rows.to_dicts())
+
+
+def _no_row(layer: str, asked: Mapping[str, str], rows: pl.DataFrame) -> str:
+    """What to ask instead of a module or phase that a layer does not have."""
+    wrong = " and ".join(f"{name} {text!r}" for name, text in asked.items())
+    found = (f"{name} {' or '.join(map(repr, rows[name].unique(maintain_order=True)))}" for name in asked)
+    return f"layer {layer!r} has no row with {wrong}. It has {', '.join(found)}"
 
 
 def _nothing(profile: str, row: str, name: str, names: pl.Series) -> str:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from shared_data import unpacked
 from sqlite_profile import training
 from xplane_profile import XPlaneProfile
 
-from annot.agents.folders import Folders
+from annot.agents.folders import Folders, RefusedError
 from annot.agents.tools import Tools
 
 _PROGRAM = """
@@ -49,6 +50,15 @@ def test_folders_of_the_server_are_always_listed(tmp_path: Path) -> None:
         file.write(tmp_path / f"{count}.xplane.pb")
         expected = [*(f"{number + 1}.xplane.pb" for number in range(count)), "run.sqlite"]
         assert [row["profile"] for row in json.loads(tools.open())["profiles"]] == expected
+
+
+def test_a_layer_without_a_phase_says_its_phases(tmp_path: Path) -> None:
+    """Its name is right, so that none like it is proposed."""
+    training(device=True).write(tmp_path / "run.sqlite")
+    tools = Tools(Folders([tmp_path], largest=1 << 30))
+    said = "layer 'features.0' has no row with phase 'recompute'. It has phase 'forward' or 'backward'"
+    with pytest.raises(RefusedError, match=f"^{said}$"):
+        tools.explain_row("run.sqlite", layer="features.0", phase="recompute")
 
 
 def test_nothing_outside_is_opened(tmp_path: Path) -> None:
