@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annot.errors import AnnotError
+from annot.read.beside import only_inside
 from annot.read.formats import is_profile
 from annot.report.units import amount, printable
-from annot.runs.profile_files import expand
+from annot.runs.profile_files import profiles_below
 
 LIST = 'Call open with path "." for the profiles that it can read.'
 """The next call after a wrong path."""
@@ -76,9 +77,16 @@ class Folders:
         return path
 
     def profiles(self, folder: Path) -> list[Path]:
-        """Return the profiles below a folder, without links that lead outside the folders."""
-        paths = [Path(path) for path in expand([str(folder)])]
-        return [path for path in paths if path != folder and self.contain(Path(os.path.realpath(path)))]
+        """Return the profiles in a folder and below, without links that lead outside the folders.
+
+        A profile of several files, such as a Parquet export, is a folder: the folder itself, if nothing else is there.
+        """
+        with only_inside(self.paths):
+            return [*map(Path, profiles_below(folder))] or ([folder] if is_profile(folder) else [])
+
+    def is_listed(self, path: Path) -> bool:
+        """Return whether to list what a path contains: a folder of the server, or one that is not a profile."""
+        return path in self.paths or (path.is_dir() and not is_profile(path))
 
     def contain(self, path: Path) -> bool:
         """Return whether a path without symbolic links is inside the folders."""

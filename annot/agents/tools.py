@@ -20,7 +20,6 @@ from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import decide
 from annot.analyze.kernel_names import layer_names, with_short_names
 from annot.attribution.nesting import KEY
-from annot.read.formats import is_profile
 from annot.report.export.document import MIN_CHARS
 from annot.report.export.markdown import markdown
 from annot.report.table import Options, Table, process
@@ -72,7 +71,7 @@ class Tools:
             path: a folder or a profile, relative to the first folder of the server.
         """
         file = self._folders.existing(path)
-        if file.is_dir() and not is_profile(file):
+        if self._folders.is_listed(file):
             paths = self._folders.profiles(file)
             listed = [{"profile": self._folders.name(each), "size_bytes": each.stat().st_size} for each in paths]
             return answer({"next": "open(path=PROFILE) or summary(profile=PROFILE)"}, listed, name="profiles")
@@ -167,9 +166,12 @@ class Tools:
             return _kernel(run, profile, kernel)
         table = run.view("layer", "all", total=True, draw=False)
         asked = {name: text for name, text in (("module", module), ("phase", phase)) if text is not None}
-        rows = table.rows.filter(_is_layer(table.rows, str(layer)), **asked)
-        if rows.is_empty():
+        of_layer = table.rows.filter(_is_layer(table.rows, str(layer)))
+        if of_layer.is_empty():
             raise RefusedError(_nothing(profile, "layer", str(layer), table.rows["layer"]))
+        rows = of_layer.filter(pl.lit(True), **asked)
+        if rows.is_empty():
+            raise RefusedError(_no_row(str(layer), asked, of_layer))
         unknown = [name for name in rows.columns if not _is_known(table, rows, name)]
         facts: dict[str, Any] = {"unknown_columns": ", ".join(unknown)} if unknown else {}
         if "peaks" in table.meta:
@@ -318,6 +320,13 @@ def _kernel(run: Run, profile: str, name: str) -> str:
         raise RefusedError(_nothing(profile, "kernel", name, table.rows["short"]))
     launched = layer_names(run.attribution_for(table.view, total=True)).join(rows, on="name", how="semi")
     return answer({"layers": _longest(launched, (*KEY, "calls"))}, rows.to_dicts())
+
+
+def _no_row(layer: str, asked: Mapping[str, str], rows: pl.DataFrame) -> str:
+    """What to ask instead of a module or phase that a layer does not have."""
+    wrong = " and ".join(f"{name} {text!r}" for name, text in asked.items())
+    found = (f"{name} {' or '.join(map(repr, rows[name].unique(maintain_order=True)))}" for name in asked)
+    return f"layer {layer!r} has no row with {wrong}. It has {', '.join(found)}"
 
 
 def _nothing(profile: str, row: str, name: str, names: pl.Series) -> str:

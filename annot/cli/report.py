@@ -237,8 +237,6 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
         options = (option for option in _VIEW_OPTIONS if option != "by" or not _has_stacks(args))
         if extra := output.given(args, *options, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
-        if len(args.profiles) > 1:
-            return f"--format {args.format} needs exactly one PROFILE, got {len(args.profiles)}"
     if problem := output.row_problem(args, "tables", *_VIEW_OPTIONS):
         return problem
     if args.workers and args.dask not in (None, "local"):
@@ -278,7 +276,10 @@ def _write_profile(args: argparse.Namespace) -> None:
     from annot.runs.run import page_of
 
     if args.format != "html":
-        _export(output.opened(args.profiles[0], args), args)
+        paths = _expanded(args.profiles)
+        if len(paths) > 1:
+            raise output.UsageError(f"--format {args.format} needs exactly one PROFILE, got {len(paths)}")
+        _export(output.opened(paths[0], args), args)
         return
     run = _opened(args)
     if isinstance(run, Ranks):
@@ -292,16 +293,21 @@ def _write_profile(args: argparse.Namespace) -> None:
 
 def _opened(args: argparse.Namespace) -> Run | Ranks:
     """Return the profile, or the ranks if there are several, or options for ranks."""
-    paths = args.profiles
-    if len(paths) > 1 or not os.path.isfile(paths[0]):
-        from annot.runs.profile_files import expand
-
-        paths = expand(paths)
+    paths = _expanded(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return output.opened(paths[0], args)
     from annot.runs.gather import Ranks
 
     return Ranks(paths, output.selection_of(args), workers=args.workers, dask=args.dask)
+
+
+def _expanded(patterns: list[str]) -> list[str]:
+    """Return the paths of all profiles that the arguments stand for."""
+    if len(patterns) == 1 and os.path.isfile(patterns[0]):
+        return patterns
+    from annot.runs.profile_files import expand
+
+    return expand(patterns)
 
 
 def _export(run: Run, args: argparse.Namespace) -> None:

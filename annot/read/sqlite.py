@@ -286,7 +286,10 @@ def journal_notes(path: Path) -> list[str]:
     """Return sentences about the journal and the write-ahead log of a file, which are not read."""
     notes: list[str] = []
     for suffix, (magic, meaning) in _JOURNALS.items():
-        with suppress(OSError), Path(f"{path}{suffix}").open("rb") as file:
+        journal = Path(f"{path}{suffix}")
+        if journal.is_symlink() or not journal.is_file():  # SQLite makes no links, and a named pipe would wait for ever
+            continue
+        with suppress(OSError), journal.open("rb") as file:
             if file.read(len(magic)) == magic:
                 end = f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
                 notes.append(f"{path.name}{suffix} {meaning.format(name=path.name)} {end}")

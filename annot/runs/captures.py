@@ -22,6 +22,7 @@ from typing import Final
 from annot.attribution.graphs import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
+from annot.read.beside import is_permitted, read_small
 from annot.read.formats import is_profile, load
 from annot.read.text import listed
 
@@ -30,6 +31,7 @@ _TRACE: Final = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"(^|[^a-z])capture([^a-z].*)?\.json(\.gz)?$", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?:rank|(?<![a-z])tp)\D?(\d{1,18})", re.IGNORECASE)
 _DETAILS: Final = "execution_details.json"
+_LARGEST_LIST: Final = 1 << 20
 _LARGEST: Final = 1 << 28
 """Size in bytes up to which traces are read without being asked for. Traces of captures have a few MiB each."""
 
@@ -48,17 +50,14 @@ def is_capture(path: Path) -> bool:
     return name != _DETAILS and (in_folder or _CAPTURE.search(name) is not None)
 
 
-def with_capture_files(
-    profile: Source, given: Sequence[str], path: Path | None = None, within: Sequence[Path] = ()
-) -> Source:
+def with_capture_files(profile: Source, given: Sequence[str], path: Path | None = None) -> Source:
     """Return the profile with the layers of captures for the replays of graphs; see `with_captures`.
 
     Args:
         profile: the profile with the replays.
         given: paths of traces of captures.
         path: the file of the profile. Without `given`, captures are searched in its folder and in the folders of
-            servers.
-        within: folders outside of which none are read; empty: all folders.
+            servers, if `annot.read.beside.is_permitted`.
 
     Raises:
         AnnotError: a given file cannot be read, or the profile does not have the names of API calls.
@@ -70,8 +69,6 @@ def with_capture_files(
     if given:
         return with_captures(profile, map(load, given))
     captures = _captures_of(path, profile.meta.get("rank")) if path is not None and has_replays(profile) else []
-    if within:
-        captures = [capture for capture in captures if any(map(capture.resolve().is_relative_to, within))]
     if not captures:
         return profile
     notes = list[str]()
@@ -117,10 +114,12 @@ def _captures_in(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
 
     Each has the numbers of its device and inode, because folders and files can be links to others.
     """
+    if not is_permitted(folder):
+        return
     named = set(_named_in(folder / _DETAILS))
     with contextlib.suppress(OSError):  # no folder, a loop of links, or a folder whose files have unreadable names
         for file in sorted(folder.iterdir()):
-            if is_capture(file) or file.name in named:
+            if (is_capture(file) or file.name in named) and is_permitted(file):
                 status = file.stat()
                 yield (status.st_dev, status.st_ino), file
 
@@ -128,8 +127,8 @@ def _captures_in(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
 def _named_in(details: Path) -> Iterator[str]:
     """Yield the names in the list of captures that vLLM and SGLang write beside a trace."""
     try:
-        entries = json.loads(details.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        entries = json.loads(read_small(details, _LARGEST_LIST))
+    except (ValueError, RecursionError):
         return
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("file"), str):

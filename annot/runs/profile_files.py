@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from annot.errors import AnnotError
+from annot.read.beside import is_permitted
 from annot.util.whole_files import write_file
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
@@ -155,22 +156,25 @@ def _copy(path: str, source: IO[bytes], copy: Path) -> None:
 
 def _local(pattern: str) -> list[str]:
     if Path(pattern).is_dir():
-        return _folder_profiles(Path(pattern)) or [pattern]
+        from annot.read.formats import is_profile
+
+        return [pattern] if is_profile(Path(pattern)) else profiles_below(Path(pattern)) or [pattern]
     if Path(pattern).exists() or not glob.has_magic(pattern):
         return [pattern]
     return glob.glob(pattern, recursive=True)
 
 
-def _folder_profiles(folder: Path) -> list[str]:
-    """Return the profiles in a folder that is not a profile itself.
+def profiles_below(folder: Path) -> list[str]:
+    """Return the profiles in a folder and below, in natural order.
 
     A report beside its export, and captures of graphs beside other profiles, are left out.
+
+    Raises:
+        AnnotError: the folder has too many files.
     """
     from annot.read.formats import is_profile
     from annot.runs.captures import is_capture
 
-    if is_profile(folder):
-        return []
     files = list(islice(_files(folder), _MOST_FILES + 1))
     if len(files) > _MOST_FILES:
         raise AnnotError(f"{folder} has more than {_MOST_FILES:,} files. Pass a folder of profiles, or their paths.")
@@ -178,16 +182,16 @@ def _folder_profiles(folder: Path) -> list[str]:
     reports = (".nsys-rep", ".qdrep")
     profiles = (path for path in files if path.suffix not in reports or path.with_suffix("") not in exported)
     paths = [path for path in profiles if is_profile(path)]
-    return [str(path) for path in paths if not is_capture(path)] or [*map(str, paths)]
+    return sorted(map(str, [path for path in paths if not is_capture(path)] or paths), key=_natural)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below a folder that can be listed, without hidden files and links to folders."""
+    """Yield the permitted regular files below a folder that can be listed, without hidden ones and links to folders."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
             with suppress(OSError):
-                if not name.startswith(".") and path.is_file():
+                if not name.startswith(".") and is_permitted(path) and path.is_file():
                     yield path
 
 

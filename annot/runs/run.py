@@ -20,6 +20,7 @@ from annot.attribution.layer_tables import by_layer, by_line
 from annot.attribution.summary import summarize
 from annot.errors import AnnotError, writing
 from annot.profile import Profile, Source
+from annot.read.beside import only_inside
 from annot.read.formats import load, source
 from annot.report.table import Options, Order, Table, process
 from annot.report.tree import folds_of, with_groups
@@ -367,11 +368,12 @@ class Run(Frames):
             return cached
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
-            opened = load(self.file) if small else source(self.file, calls=calls)
-            if self.selection.captures or opened.meta["format"] == "kineto":
-                from annot.runs.captures import with_capture_files
+            with only_inside(self.selection.within):
+                opened = load(self.file) if small else source(self.file, calls=calls)
+                if self.selection.captures or opened.meta["format"] == "kineto":
+                    from annot.runs.captures import with_capture_files
 
-                opened = with_capture_files(opened, self.selection.captures, self.file, self.selection.within)
+                    opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None

@@ -24,7 +24,7 @@ class Selection:
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
         captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
-        within: folders outside of which no traces beside the profile are read; empty: all folders.
+        within: folders outside of which no files beside the profile are read; empty: all folders.
         peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
             `annot.analyze.hardware_counters`.
 

@@ -379,6 +379,18 @@ def test_missing_rank_is_named_beside_rows(form: str, tmp_path: Path, capsys: py
     assert "missing" not in output.out or form == "json"
 
 
+@pytest.mark.parametrize("form", ["folded", "speedscope", "pytest-benchmark"])
+def test_formats_of_one_profile_count_files(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pattern may match one file; of several, wrong usage says their number."""
+    training(device=True).write(tmp_path / "run_rank0.sqlite")
+    words = ["report", f"{tmp_path}/run_rank*.sqlite", "--format", form]
+    assert main(words) == 0
+    assert capsys.readouterr().out
+    (tmp_path / "run_rank1.sqlite").touch()
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"annot: error: --format {form} needs exactly one PROFILE, got 2\n"
+
+
 def test_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--rank gives the report that the rank's profile alone gives; a rank that is not there is one sentence.
 

@@ -224,6 +224,7 @@ def test_what_sqlite_left_beside_the_file_is_told(tmp_path: Path, capsys: pytest
         if one.startswith("whole-journal belongs to an unfinished write")
     ]
     (tmp_path / "whole-journal").write_bytes(bytes(512))  # what a finished write may leave
+    os.mkfifo(tmp_path / "whole-wal")  # nobody writes to it
     assert not [one for one in annot.load(tmp_path / "whole").meta["notes"] if "journal" in one]
 
 

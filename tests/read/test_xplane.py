@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -216,6 +217,19 @@ def test_launch_outside_of_an_operation(tmp_path: Path) -> None:
     assert profile.launches.select("name", "correlation").rows() == [("cuLaunchKernel", 5)]
     assert profile.kernels["origin_start"].to_list() == [None]
     assert "host_times" not in profile.meta
+
+
+def test_recorded_scopes_of_a_folder_around_the_profile(tmp_path: Path) -> None:
+    """They name the layer, unless the file is too large or a named pipe, which is not opened."""
+    file = XPlaneProfile()
+    gpu, stream = _gpu(file)
+    gpu.event(stream, "gemm", 9_000_000, 4_000_000, tf_op="net/fc/MatMul:MatMul")
+    path = tmp_path / "plugins/profile/run/host.xplane.pb"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "annot_scopes.txt").write_text("Scope net/fc = classifier Dense |fwd\n")
+    os.mkfifo(path.parent / "annot_scopes.txt")  # nobody writes to it
+    (path.parents[1] / "annot_scopes.txt").write_bytes(b"\n" * ((1 << 24) + 1))
+    assert "classifier Dense |fwd" in set(xplane.read(file.write(path)).ranges["text"])
 
 
 def test_launch_inside_of_its_operation(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -291,10 +292,11 @@ def test_captures_are_found_where_servers_write_them(tmp_path: Path, files: dict
 
 
 def test_captures_outside_of_given_folders_are_left_alone(tmp_path: Path) -> None:
-    """Neither those in the folder around that of the trace, nor those that a link leads to."""
+    """Neither those in the folder around that of the trace, nor those that a link leads to. A pipe is no list."""
     files: dict[str, str | bytes] = {f"run/{SGLANG_TRACE}": SGLANG[0], SGLANG_CAPTURE.format(0): SGLANG[1]}
     path = _placed(tmp_path, files)
     (path.parent / "capture_link.json.gz").symlink_to(tmp_path / SGLANG_CAPTURE.format(0))
+    os.mkfifo(path.parent / "execution_details.json")  # nobody writes to it
     assert _share_in_layers(Run(path, Selection(within=(tmp_path.resolve(),)))) > 0.9
     assert _share_in_layers(Run(path, Selection(within=(path.parent.resolve(),)))) < 0.1
 

@@ -39,6 +39,7 @@ from annot.labels import tag
 from annot.labels.marks import SCOPES_FILE
 from annot.labels.name_scopes import Scopes
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
+from annot.read.beside import read_small
 from annot.read.text import sentences
 from annot.read.xplane.device import Activities, read_device
 from annot.read.xplane.host import Host, Kind, Ranges
@@ -49,6 +50,7 @@ NAME: Final = "xplane"
 
 _PROCESS: Final = 0
 _MOST_RANGES: Final = 20_000_000
+_LARGEST_SCOPES: Final = 1 << 24
 _MOST_NOTES: Final = 20
 _LONGEST_NOTE: Final = 500
 _FIRST: Final = re.compile(
@@ -165,9 +167,8 @@ def _columns(schema: Schema, names: Iterable[str]) -> Schema:
 def _scope_texts(path: Path) -> list[str]:
     """Return annot's texts on name scopes. TensorFlow writes the profile three folders below its log directory."""
     for folder in [*path.absolute().parents][:4]:
-        file = folder / SCOPES_FILE
-        if file.is_file():
-            return file.read_text("utf-8", errors="replace").splitlines()
+        if texts := read_small(folder / SCOPES_FILE, _LARGEST_SCOPES):
+            return decode(texts).splitlines()
     return []
 
 
