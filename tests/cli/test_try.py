@@ -57,7 +57,7 @@ def test_the_answer_about_a_program(tmp_path: Path) -> None:
     assert fused["before_ns"] / fused["after_ns"] == pytest.approx(fused["speedup"], rel=0.5)
     assert (workers["verdict"], workers["speedup"]) == ("failed", None)
     assert workers["reason"].startswith("not applied: ")
-    assert answer["repeats"] == "two runs have the same losses"
+    assert answer["repeats"].startswith("two runs have the same losses")
     folder = tmp_path / "annot-try-1"
     assert {record.stem for record in folder.glob("*.json")} >= {"base.check2", "fused.check1", "fused.timed2"}
     for log in folder.glob("*.timed*.txt"):
@@ -136,7 +136,7 @@ def test_a_trial_continues_after_a_kill(tmp_path: Path) -> None:
     assert stop(signal.SIGKILL) == (-signal.SIGKILL, b"")
     records = {path.name: path.read_bytes() for path in folder.glob("*.*[0-9].json")}
     assert sorted(records) == [f"{name}.json" for name in (
-        "base.check1", "base.check2", "base.timed1", "fused.check1", "fused.timed1"
+        "base.check1", "base.check2", "base.timed1", "fused.check1", "fused.timed1", "rounding.check1"
     )]  # fmt: skip
     status, output = stop(signal.SIGINT)
     answer = json.loads(output)
