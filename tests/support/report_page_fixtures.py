@@ -11,7 +11,7 @@ from report_pages import written
 from sqlite_profile import training
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # the history of a browser has 50 entries, and tests go back in it
 def page() -> Iterator[Page]:
     with browser() as one:
         yield one
