@@ -73,7 +73,7 @@ def test_ranges_lie_where_their_operations_are(tmp_path: Path) -> None:
     before, work, first, second, after = captured.ranges
     assert before.end <= work.start
     assert work.start <= first.start <= second.end <= work.end
-    assert work.end <= after.start
+    assert second.end <= after.start  # the graph does not order the end of the range and what follows
 
 
 @pytest.mark.parametrize(
