@@ -29,7 +29,7 @@ def answer(
 
     Args:
         facts: what the answer says beside the rows.
-        rows: the rows from `first`; None: the answer has none. Their unknown values and empty lists are left out.
+        rows: the rows from `first`; None: the answer has no rows. Their unknown values and empty lists are left out.
         name: key of the rows.
         first: number of rows before these.
         total: number of all rows, of which `next_cursor` gets more; None: `rows` has all.

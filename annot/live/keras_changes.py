@@ -176,7 +176,7 @@ def cache(session: KerasSession) -> None:
 
 
 def rounding(session: KerasSession) -> None:
-    """Change weights in their last bit. It is no change to recommend: its losses show how far rounding grows."""
+    """Change weights in their last bit, to see in the losses how far rounding grows."""
 
     def change(model: Any) -> None:
         with tf.init_scope():  # the first call may trace a function

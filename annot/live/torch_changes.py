@@ -582,7 +582,7 @@ def threads(session: TorchSession) -> None:
 
 
 def rounding(session: TorchSession) -> None:
-    """Change parameters in their last bit. It is no change to recommend: its losses show how far rounding grows."""
+    """Change parameters in their last bit, to see in the losses how far rounding grows."""
 
     def change(model: torch.nn.Module) -> None:
         for parameter in model.parameters():

@@ -110,6 +110,7 @@ def test_a_compiled_model_with_dropout_trains_as_an_uncompiled_one() -> None:
         ((), False),  # the batches are random
         ((("net()\noptimizer", "torch.nn.Sequential(net(), torch.nn.Dropout())\noptimizer"),), True),
         ((("model(x), y)", "model(x) + torch.randn(16, 2), y)"),), True),
+        # The first model of a step draws, the last one does not.
         ((("steps = 0", "first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())\nsteps = 0"),
           ("model(x), y)", "model(first(x)), y)")), True),
         ((("model(x), y)", "model(x).double() + torch.randn(2, generator=torch.Generator()), y)"),), False),
