@@ -109,7 +109,6 @@ class Session:
         self._step_start = self._window_start = start
         self.result.step_ns.clear()
         self.result.losses.clear()
-        self.result.draws = False
         self.result.parameters = ""
         self.result.window_ns = None
         self.result.warmup = self.warmup

@@ -258,6 +258,7 @@ class TorchSession(Session):
         """Note that the program trains: calls of models before the first backward and step are no steps."""
         if not self.result.trains:
             self.result.trains = True
+            self.result.draws = False
             self._counted = None
             if self.result.step_ns:
                 self.restart(self._call_start)
