@@ -17,6 +17,7 @@ from annot.collect.run import SIGNALED, shell_status
 
 TIMED_OUT: Final = 124
 """Exit status of a run that exceeds its timeout, as from the `timeout` command."""
+_ERRORS: Final = "annot: error: "
 _PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 _BOUND: Final = """
@@ -112,10 +113,20 @@ def problem_of(status: int, log: Path, timeout: float | None = None) -> str | No
 
 def last_line(log: Path) -> str:
     """Return the last line of the output of a command, without annot's messages other than errors."""
+    return (_output(log) or ["no output"])[-1].removeprefix(_ERRORS)[:200]
+
+
+def last_lines(log: Path, number: int) -> str:
+    """Return the last lines of the output of a command, which say why it failed, and annot's errors if it has none."""
+    output = _output(log)
+    lines = [line for line in output if not line.startswith(_ERRORS)] or output or ["no output"]
+    return " | ".join(lines[-number:])
+
+
+def _output(log: Path) -> list[str]:
+    """The lines of a log without empty ones and annot's messages other than errors."""
     lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
-    own, errors = "annot: ", "annot: error: "
-    output = [line for line in lines if line and (not line.startswith(own) or line.startswith(errors))]
-    return output[-1].removeprefix(errors)[:200] if output else "no output"
+    return [line for line in lines if line and (not line.startswith("annot: ") or line.startswith(_ERRORS))]
 
 
 @contextmanager
