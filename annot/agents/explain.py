@@ -14,6 +14,7 @@ from annot.agents.answers import cut_key
 from annot.agents.folders import RefusedError
 from annot.analyze.kernel_names import layer_names, with_classes
 from annot.attribution.attribute import Attribution
+from annot.attribution.column_ops import NONE
 from annot.attribution.layer_tables import LAYER_PHASES, by_line, line_tree, rows_of_nodes
 from annot.attribution.nesting import KEY
 from annot.report.table import Table
@@ -51,14 +52,14 @@ def explain_layer(run: Run, profile: str, layer: str, asked: Mapping[str, str]) 
         asked: module and phase of its rows, as far as they matter.
 
     Raises:
-        RefusedError: the profile lacks the layer.
+        RefusedError: the profile lacks the layer. Every profile has the layer "".
     """
     table = run.view("layer", "all", total=True, draw=False)
     rows = _rows_of(table, profile, layer, asked)
     attribution = run.attribution_for(table.view, total=True)
     phase = asked.get("phase", "other")
     block = _Block.of(attribution, table, rows, None if phase in _WITH_INSIDE else phase)
-    unknown = [name for name in rows.columns if not is_known(table, rows, name)]
+    unknown = [name for name in rows.columns if rows.height and not is_known(table, rows, name)]
     advice = run.advice.to_dicts()
     named = {*block.lines["layer"], *rows["group"].drop_nulls(), *map(_label, rows.select(*KEY).to_dicts())}
     helpful = [row for row in advice if not layer or named & {*row["layers"], *row["where"]}]
@@ -96,8 +97,9 @@ class _Block:
     Args:
         table: the view of all metrics.
         attribution: the profile.
-        chosen: numbers of the lines.
+        chosen: numbers of the lines; `NONE`: that around the outermost lines.
         lines: rows of the lines and of the lines inside, see `annot.attribution.layer_tables.by_line`.
+        phase: the phase; None: all.
     """
 
     table: Table
@@ -110,6 +112,8 @@ class _Block:
     def of(cls, attribution: Attribution, table: Table, rows: pl.DataFrame, phase: str | None) -> _Block:
         """Return the lines of rows by layer."""
         tree = line_tree(attribution)
+        if rows.is_empty():  # the whole profile
+            return cls(table, attribution, {NONE}, by_line(attribution), phase)
         keys = {*rows.select(KEY).iter_rows()}
         names = {key[:2] for key in keys}
         chosen = {
@@ -187,15 +191,15 @@ def is_known(table: Table, rows: pl.DataFrame, name: str) -> bool:
 
 
 def _rows_of(table: Table, profile: str, layer: str, asked: Mapping[str, str]) -> pl.DataFrame:
-    """The rows of a layer, with a module or phase."""
+    """The rows of a layer, with a module or phase; none for the layer "" of a profile without a model."""
     label = re.sub(r" ×[\d,]+$", "", layer).replace(r"\|", "|")  # as tables in Markdown have it
     of_layer = table.rows.filter(
         pl.Series([label in _names(row) for row in table.rows.select(*KEY, "group").to_dicts()], dtype=pl.Boolean)
     )
-    if of_layer.is_empty():
+    if of_layer.is_empty() and (layer or asked):
         raise RefusedError(_missing(profile, "layer", layer, table.rows["layer"]))
     rows = of_layer.filter(pl.lit(True), **asked)
-    if rows.is_empty():
+    if rows.is_empty() and asked:
         raise RefusedError(_no_row(layer, asked, of_layer))
     return rows
 
