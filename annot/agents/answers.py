@@ -89,7 +89,7 @@ def overview(facts: Mapping[str, Any], lists: Mapping[str, Sequence[Any]], more:
     Raises:
         ValueError: the facts and the first row of each list do not fit.
     """
-    for room in _ROOMS:
+    for room in (_Room(1_000, 20), _Room(1_000, 12), *_ROOMS):
         shown = {name: [_known(row) for row in rows[: room.items]] for name, rows in lists.items()}
         left = {name: len(rows) - room.items for name, rows in lists.items() if len(rows) > room.items}
         rest = {"left_out_rows": left, "next": more.format(cursor=room.items)} if left else {}

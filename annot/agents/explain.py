@@ -139,7 +139,7 @@ class _Block:
         """Times and counts with everything inside; None: unknown."""
         table, lines = self.table, self.lines
         names = {"gpu_ns": "gpu_self_ns", "host_ns": "host_self_ns", "kernels": "kernels", "copies": "copies"}
-        totals = {name: lines[own].sum() if table.knows(own) else None for name, own in names.items()}
+        totals = {name: int(lines[own].sum()) if table.knows(own) else None for name, own in names.items()}
         time = totals[table.time]
         share = time / table.whole if time is not None and table.whole else None
         inside = lines.filter(pl.col("is_layer") & ~pl.col("line").is_in([*self.chosen]))
@@ -155,10 +155,12 @@ class _Block:
         elsewhere = every.join(self.lines, on="line", how="anti").select(keys).drop_nulls()
         lines = self.lines.filter(pl.col("own").is_in(LAYER_PHASES)).group_by(keys).agg(pl.col(own).sum())
         rows = lines.join(elsewhere, on=keys, how="anti").join(known, on=keys, how="left")
-        whole, counted = lines[own].sum(), rows.filter(pl.col("flops").is_not_null())
-        lost = whole - counted[own].sum()
-        flops = counted["flops"].sum() if counted["flops"].sum() or (counted.height and not lost) else None
-        if not lost or flops is None:
+        counted = rows.drop_nulls("flops")
+        whole, flops = int(lines[own].sum()), int(counted["flops"].sum())
+        lost = whole - int(counted[own].sum())
+        if not counted.height or (lost and not flops):
+            return {"flops": None}
+        if not lost:
             return {"flops": flops}
         return {"flops": None, "flops_of_known_layers": flops, "flops_unknown_share": lost / whole}
 

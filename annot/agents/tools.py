@@ -154,8 +154,8 @@ class Tools:
         keys, names, unknown = _columns(table, columns)
         rows, facts = table.rows, dict[str, Any](view=asked.key, key=keys)
         if contains:
-            texts = pl.col(*keys, *(name for name in ("short",) if name in rows.columns)).cast(pl.String)
-            rows = rows.filter(pl.any_horizontal(texts.str.contains(contains, literal=True)))
+            texts = rows.select(pl.col(*keys, "^short$").cast(pl.String).str.contains(contains, literal=True))
+            rows = rows.filter(texts.select(pl.any_horizontal(pl.all())).to_series())
         if asked.sums:
             steps = table.meta.get("per_step")
             facts["scope"] = f"mean of a step, of {steps} steps" if steps else "sums over the whole profile"
@@ -193,10 +193,10 @@ class Tools:
         run = self._run(profile)
         if (layer is None) == (kernel is None):
             raise ValueError("explain_row expects either layer or kernel: copy one from rows(profile)")
-        asked = {name: text for name, text in (("module", module), ("phase", phase)) if text is not None}
         if kernel is not None:
             found = explain_kernel(run, profile, kernel)
         else:
+            asked = {name: text for name, text in (("module", module), ("phase", phase)) if text is not None}
             found = explain_layer(run, profile, str(layer), asked)
         if part == "all":
             more = "explain_row with the same arguments, part=NAME OF THE LIST and cursor={cursor}"
@@ -260,6 +260,7 @@ class Tools:
             raise RefusedError(f"{taken[0]} exists. Call record with another name, or with force=true to replace it")
         if not path.parent.is_dir():
             raise RefusedError(f"{self._folders.name(path.parent)} is not a folder. Call record with another name")
+        path.unlink(missing_ok=True)  # so that a profile is one of this command
         run = LoggedRun(
             command=command, profile=path, log=log, layers=True, folder=self._folders.first, timeout=seconds
         )

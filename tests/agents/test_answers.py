@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import needs_recorder, write_script
+from commands import NO_NSYS, needs_recorder, write_script
 
 from annot.agents.answers import LONGEST, answer, cut_key, overview
 from annot.agents.folders import Folders
@@ -90,8 +90,9 @@ def test_folders(tmp_path: Path) -> None:
 
 
 @needs_recorder
-def test_record(tmp_path: Path) -> None:
+def test_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a profile that summary reads, replaces nothing, and says why a command failed."""
+    monkeypatch.setenv("ANNOT_NSYS", NO_NSYS)
     tools, script = Tools(Folders([tmp_path], largest=1 << 30)), write_script(tmp_path, "sys.exit(len(sys.argv) - 1)")
     command = [sys.executable, script.name]
     recorded = json.loads(tools.record(command, "new"))["profile"]
@@ -109,14 +110,18 @@ def test_record(tmp_path: Path) -> None:
 
 
 @needs_recorder
-def test_record_says_why_a_command_failed(tmp_path: Path) -> None:
+def test_record_says_why_a_command_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of its output is in the error, not annot's messages about the run; the next call may have the name."""
+    monkeypatch.setenv("ANNOT_NSYS", NO_NSYS)
     tools = Tools(Folders([tmp_path], largest=1 << 30))
     program = "import sys; print('began'); open('no-such-file') if len(sys.argv) == 1 else sys.exit('bad option')"
     for words, why in (([], "began | Traceback.* | FileNotFoundError: .*'no-such-file'"), (["x"], "bad option")):
         command = [sys.executable, "-c", program, *words]
         with pytest.raises(AnnotError, match=rf"failed: exit status 1\. Call .* force=true\. .* with: .*{why}$"):
             tools.record(command, "failed", force=bool(words))
+    (tmp_path / "failed.sqlite").write_bytes(b"of an earlier call")
+    with pytest.raises(AnnotError, match=r"failed: no profile was written: no ranges were recorded.*with: done$"):
+        tools.record([sys.executable, "-c", "print('done')"], "failed", force=True)
 
 
 def test_record_is_offered_on_request(tmp_path: Path) -> None:

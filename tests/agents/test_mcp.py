@@ -233,7 +233,10 @@ def test_numbers_of_the_summary(name: str, ask: Ask, folder: Path) -> None:
     head, rows = hottest(summary)
     unit, clock = {"µs": 1e3, "ms": 1e6}[re.search(r"µs|ms", head)[0]], "gpu" if head.startswith("GPU") else "host"
     for label, forward, backward, self_time, *_ in rows[:3]:
-        found = ask("explain_row", profile=name, layer=label)["itself"]
+        found, cursor = [], 0
+        while cursor is not None:
+            page = ask("explain_row", profile=name, layer=label, part="itself", cursor=cursor)
+            found, cursor = found + page["itself"], page.get("next_cursor")
         of_row = [row for row in layers if any(row.items() >= {key: one[key] for key in KEY}.items() for one in found)]
         times = {"forward": forward, "backward": backward, "": self_time}
         for phase, text in times.items():

@@ -106,7 +106,7 @@ def check_limit(whole: str, text: str, limit: int) -> None:
     assert full.lines[0].startswith(cut)
     assert shown.unknown == full.unknown[: len(shown.unknown)]
     if shown.rows:
-        assert len(cut) >= min(90, len(full.lines[0]))
+        assert len(cut) >= min(55, len(full.lines[0]))
     cells = [{*row.items()} for row in full.rows]
     for row in shown.rows:
         label = row.pop("label")

@@ -40,7 +40,7 @@ _CUTS: Final[Sequence[tuple[Kind, int]]] = (
 """What is left out, in this order, and how many items of a block stay: of rows the largest."""
 _PASSES: Final = ((False, _CUTS[:4]), (True, _CUTS))
 """Whether tables have the columns of a narrow terminal, and what is left out then."""
-_LEAST_VERDICT: Final = 100
+_LEAST_VERDICT: Final = 60
 """Number of characters of the verdict that stay while there are rows."""
 _LEAST_ROW: Final = 8
 """Least number of characters of a row of a table."""
@@ -68,10 +68,8 @@ def code(text: str) -> str:
     """
     text = printable(text).strip()
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
-    if fence in ("", "`"):
-        return f"`{text}`" if text else ""
-    space = " " * (text[0] == "`" or text[-1] == "`")
-    return f"{fence}{space}{text}{space}{fence}"
+    space = " " * (text.startswith("`") or text.endswith("`"))
+    return f"{fence}{space}{text}{space}{fence}" if text else ""
 
 
 def cell(markdown: str) -> str:
