@@ -14,6 +14,7 @@ from annot.agents.answers import LONGEST, answer, cut_key, overview
 from annot.agents.folders import Folders
 from annot.agents.tools import Tools
 from annot.cli.main import main
+from annot.collect.logged_run import last_lines
 from annot.errors import AnnotError
 
 
@@ -122,6 +123,17 @@ def test_record_says_why_a_command_failed(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "failed.sqlite").write_bytes(b"of an earlier call")
     with pytest.raises(AnnotError, match=r"failed: no profile was written: no ranges were recorded.*with: done$"):
         tools.record([sys.executable, "-c", "print('done')"], "failed", force=True)
+
+
+def test_last_lines_are_those_of_the_command(tmp_path: Path) -> None:
+    """Those of annot follow the reason, and count only if the command has no output."""
+    log, error = tmp_path / "log.txt", "annot: error: no ranges were recorded"
+    log.write_text(f"annot: running python\nTraceback\n\nValueError: x\n{error}\n")
+    assert last_lines(log, 2) == "Traceback | ValueError: x"
+    log.write_text(f"annot: running python\n{error}\n")
+    assert last_lines(log, 2) == error
+    log.write_text("")
+    assert last_lines(log, 2) == "no output"
 
 
 def test_record_is_offered_on_request(tmp_path: Path) -> None:
