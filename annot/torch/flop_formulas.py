@@ -24,6 +24,7 @@ Formula: TypeAlias = Callable[..., Any]
 _OVERLOAD: Final = internal("torch._ops.OpOverload")
 OPERATORS: Final = frozenset({_OVERLOAD, internal("torch._ops.OpOverloadPacket")})
 """Types of operators. `torch.library.custom_op` and ``torch.ops.mylib.scale.default`` call an overload of a packet."""
+_SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _disable_modes: Final[Callable[[], Any]] = internal("torch.utils._python_dispatch._disable_current_modes")
 
 
@@ -70,14 +71,21 @@ def _mark(
         flops = formula(*inputs, **named, out_val=output)
         written = [output, *_mutated(func, inputs, named)]
         sizes = _size(tensors_in(inputs, named, is_tensor)), _size(tensors_in(written, {}, is_tensor))
-    client.mark(client.event(format_work(text, int(flops), *sizes)))
+    client.mark_fact(format_work(text, int(flops), *sizes), few=False)
 
 
 def _without_data(value: Any, copies: dict[int, Any]) -> Any:
-    """Return a value with a tensor of the device ``meta`` for each of its tensors."""
+    """Return a value with a tensor of the device ``meta`` for each of its tensors.
+
+    Raises:
+        ValueError: a size is symbolic. To read its value would specialize the traced graph.
+    """
+    if isinstance(value, _SYMBOLS):
+        raise ValueError(f"sizes must be numbers, got {type(value).__name__}")
     if is_tensor(value):
         if id(value) not in copies:
-            copies[id(value)] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+            sizes = [_without_data(size, copies) for size in value.shape]
+            copies[id(value)] = torch.empty(sizes, dtype=value.dtype, device="meta")
         return copies[id(value)]
     if isinstance(value, dict):
         return {name: _without_data(item, copies) for name, item in value.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import polars as pl
 import pytest
 import torch
 from commands import needs_recorder
@@ -31,7 +32,12 @@ def operators() -> Iterator[Any]:
     library.define("copy_(Tensor(a!) out, Tensor a) -> ()")
     library.impl("copy_", _copy, "CompositeExplicitAutograd")
     found = torch.ops.annot_flops
-    formulas: dict[Any, Any] = {found.linear: _product, found.tanh: _raises, found.exp: _of_values, found.copy_: _elements}
+    formulas: dict[Any, Any] = {
+        found.linear: _product,
+        found.tanh: _raises,
+        found.exp: _of_values,
+        found.copy_: _elements,
+    }
     for operator, formula in formulas.items():
         flop_counter.register_flop_formula(operator, get_raw=formula is _of_values)(formula)
     yield found
@@ -141,6 +147,24 @@ def test_marks_are_not_trusted(tmp_path: Path, operators: Any, mark: str, work: 
     assert flops(tmp_path, layers, torch.ones(2, 2), marks=[mark.format(text)])["custom"] == work
 
 
+@pytest.mark.filterwarnings("ignore:capture=True")
+def test_windows_of_a_collector_have_the_formulas_of_the_warm_up(tmp_path: Path, operators: Any) -> None:
+    """The mark of the first call is repeated in each window, in which a collector such as Nsight Systems starts."""
+    model = Calls(lambda x: operators.linear(x, x))
+    schedule = annot.schedule(warmup=1, active=1, repeat=2, capture=True)
+    with annot.record(tmp_path / "run.annot"), annot.emit_ranges(model, ops=True, schedule=schedule) as block:
+        for _ in range(4):
+            model(torch.ones(2, 2))
+            block.step()
+    profile = annot.load(tmp_path / "run.annot")
+    marks = profile.marks.filter(
+        pl.col("text").str.ends_with(" = Operation Calls annot_flops::linear [2,2]f32 [2,2]f32 |op")
+    )
+    windows = profile.ranges.filter(text="capture").select("start", "end").rows()
+    assert len(windows) == 2
+    assert all(marks["start"].is_between(*window).sum() == 1 for window in windows)
+
+
 @pytest.mark.slow  # PyTorch imports torch._dynamo for the mode
 def test_modes_of_the_program_see_its_operators_only(tmp_path: Path, operators: Any) -> None:
     """The tensors without data for a formula are hidden from modes."""
@@ -157,6 +181,26 @@ def test_modes_of_the_program_see_its_operators_only(tmp_path: Path, operators: 
 
     assert flops(tmp_path, {"custom": call}, torch.ones(2, 2))["custom"] == (16, 16, 16)
     assert seen == ["annot_flops.linear.default"]
+
+
+@pytest.mark.slow  # PyTorch imports sympy for symbolic sizes
+def test_symbolic_sizes_stay_symbolic(tmp_path: Path, operators: Any) -> None:
+    """A formula would make PyTorch guard on the value of a size. Such a call has no FLOPs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental import symbolic_shapes
+
+    environment = symbolic_shapes.ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    sizes = [symbolic_shapes.DimDynamic.DYNAMIC, symbolic_shapes.DimDynamic.STATIC]
+    context = symbolic_shapes.StatelessSymbolicContext(dynamic_sizes=sizes)
+    x = mode.from_tensor(torch.ones(3, 5), symbolic_context=context)
+
+    def call(x: torch.Tensor) -> Any:
+        with mode:
+            return operators.linear(x, x.T)
+
+    assert flops(tmp_path, {"custom": call}, x)["custom"] == (None, None, None)
+    assert environment.guards == []
 
 
 _WITHOUT_COUNTER = """
