@@ -1,21 +1,22 @@
 """Calls and characters that an agent reads until the planted cause of a slow run is in its hands, by tool.
 
 Run by hand: ``python tests/bench/bench_agents.py FOLDER``, with `nsys` and PyTorch, and `tests/support` on the path.
-Each program of `agent_programs` runs once under each profiler, which takes minutes; a recording that FOLDER has is kept,
-so that another version of annot reads the same files within a minute. `agent_profiles.toml` has the profiles and what
-was planted in each. The cause is in the text read so far if the patterns of its kind and of its place are. An agent
-stops there, or at the end of its policy. It reads whole answers. A name in a long table counts as a name in a sentence.
+Each program of `agent_programs` runs once under each profiler, which takes minutes. A recording that FOLDER has is
+kept, so that another version of annot reads the same files within a minute. `agent_profiles.toml` has the profiles and
+what was planted in each. The cause is in the text read so far if the patterns of its kind and of its place are. An
+agent stops there, or at the end of its policy. It reads whole answers. A name in a long table counts as a name in a
+sentence.
 
 Policies, each of someone who knows the tool:
 
-- annot Markdown: ``annot FILE --format markdown --max-chars 2000``, then the commands that this answer names and that
-  read FILE, in order.
+- annot Markdown: ``annot FILE --format markdown --max-chars 2000``, then the commands and options for FILE that this
+  answer names, in order.
 - annot MCP: `open`, `summary`, `advice`, `rows`, and `explain_row` of the row with the most self time. The descriptions
   of the tools, which the client reads once, do not count.
-- nsys stats: its default reports in its order, a call each. The profile is the one that annot reads, so that programs
-  have a range for each layer, and their shapes.
-- torch.profiler: `key_averages().table()` with the 10 rows of most self time, as in PyTorch's tutorial, then the same by
-  input shape, then by five lines of the stack. Shapes and stacks are recorded.
+- nsys stats: its default reports that have data, in its order, a call each. The profile is the one that annot reads,
+  so that programs have a range for each layer, and their shapes.
+- torch.profiler: `key_averages().table()` with the 10 rows of most self time, as in PyTorch's tutorial, then the same
+  by input shape, then by five lines of the stack. Shapes and stacks are recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import io
 import json
 import os
 import re
-import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -117,16 +118,19 @@ def annot_markdown(case: Case) -> Iterator[str]:
     """Yield the short answer, then the output of the commands that it names."""
     summary = _printed(case.profile, "--format", "markdown", "--max-chars", "2000")
     yield summary
-    for command in dict.fromkeys(re.findall(r"`annot ([^`]*)`", summary)):
-        words = command.split()
+    for command in dict.fromkeys(re.findall(r"`(?:annot )?([^`]*)`", summary)):
+        words = [case.profile, *shlex.split(command)] if command.startswith("--") else command.split()
         if case.profile in words and words[0] not in ("try", "run"):
             yield _printed(*words)
 
 
 def _printed(*words: str) -> str:
-    with redirect_stdout(io.StringIO()) as out:
-        run_annot([*words])
-    return out.getvalue()
+    """The output of a command of annot."""
+    with io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as out:
+        with redirect_stdout(out):
+            run_annot([*words])
+        out.seek(0)
+        return out.read()
 
 
 def annot_mcp(case: Case) -> Iterator[str]:
@@ -148,7 +152,8 @@ def annot_mcp(case: Case) -> Iterator[str]:
 def nsys_stats(case: Case) -> Iterator[str]:
     """Yield the default reports."""
     done = subprocess.run(["nsys", "stats", case.profile], capture_output=True, text=True, check=True)
-    yield from re.split(r"(?m)^(?=Processing \[)", done.stdout)[1:]
+    reports = re.split(r"(?m)^(?=Processing \[)", done.stdout)[1:]
+    yield from (report for report in reports if not re.search("^SKIPPED|no data was returned", report, re.MULTILINE))
 
 
 def torch_tables(case: Case) -> Iterator[str]:
@@ -166,13 +171,21 @@ def record_tables(cases: Sequence[Case]) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     for case in cases:
-        verbose = _ExperimentalConfig(verbose=True)  # type: ignore[call-arg]
+        path = PROGRAMS / case.program
+        program, names = compile(path.read_bytes(), case.program, "exec"), {"__name__": "__main__"}
+        # Without this run the profiler sees imports. It reads the names of their code later, when they are freed, and
+        # fails with UnicodeDecodeError (PyTorch 2.13).
+        exec(program, names)
+        verbose = _ExperimentalConfig(verbose=True)
         with profile(
             activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True, experimental_config=verbose
         ) as profiler:
-            runpy.run_path(str(PROGRAMS / case.program), run_name="__main__")
-        groups = ({}, {"group_by_input_shape": True}, {"group_by_stack_n": 5})
-        averages = (profiler.key_averages(**group) for group in groups)  # type: ignore[arg-type]
+            exec(program, names)
+        averages = [
+            profiler.key_averages(),
+            profiler.key_averages(group_by_input_shape=True),
+            profiler.key_averages(group_by_stack_n=5),
+        ]
         tables = [each.table(sort_by="self_cpu_time_total", row_limit=ROWS) for each in averages]
         _tables(case).write_text(json.dumps(tables))
 
@@ -227,7 +240,7 @@ def print_texts(case: Case) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where recordings are")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("build/agents"), help="where recordings are")
     parser.add_argument("--show", help="print the texts of this case instead of the table")
     parser.add_argument("--tables", nargs="+", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()

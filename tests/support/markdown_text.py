@@ -161,8 +161,8 @@ def _check_advice(text: str, of_json: Sequence[Row]) -> None:
         assert inline(f"{row['evidence']}.") in item
         assert all(line in item for line in row["code"].splitlines())
         if share := re.search(r"- Saves: at most ([\d.]+%)", item):
-            found, error = number_of("", share[1])
-            assert abs(found - row["saves"]) <= error
+            saves, error = number_of("", share[1])
+            assert abs(saves - row["saves"]) <= error
         else:
             assert row["saves"] in (None, 0, 1)
 
@@ -197,8 +197,8 @@ def number_of(title: str, cell: str) -> tuple[float, float]:
     """Return the number of a cell, times in ns, and half the unit of its last digit."""
     digits, suffix = re.fullmatch(r"(-?[\d,.]+) ?(\D*)", cell).groups()  # type: ignore[union-attr]
     unit = _UNITS.get(suffix, 1.0) * _UNITS.get(re.split(r"[ ,]+", title)[-1], 1.0)
-    digits = digits.replace(",", "")
-    return float(digits) * unit, 0.5001 * unit * 10.0 ** -len(digits.partition(".")[2])
+    decimals = len(digits.partition(".")[2])
+    return float(digits.replace(",", "")) * unit, 0.5001 * unit * 10.0**-decimals
 
 
 def _main(meta: Row) -> str:

@@ -27,7 +27,7 @@ def main() -> None:
     for tokens in torch.randint(WORDS, (STEPS, BATCH, LENGTH)):
         loss = nn.functional.cross_entropy(model(tokens), tokens[:, 0] % 4)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

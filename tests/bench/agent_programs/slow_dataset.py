@@ -14,7 +14,7 @@ class Decoded(Dataset[tuple[Tensor, int]]):  # planted
         return STEPS * BATCH
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:  # planted
-        text = ",".join(str((number * place) % 97) for place in range(16 * WIDTH))  # planted
+        text = ",".join([str((number * place) % 97) for place in range(16 * WIDTH)])  # planted
         values = [float(word) / 97 for word in text.split(",")]  # planted
         return torch.tensor(values[:WIDTH]), number % 10  # planted
 
@@ -27,7 +27,7 @@ def main() -> None:
     for inputs, targets in DataLoader(Decoded(), batch_size=BATCH):
         loss = nn.functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

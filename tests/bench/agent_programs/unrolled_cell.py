@@ -32,7 +32,7 @@ def main() -> None:
     for tokens in torch.randint(500, (STEPS, BATCH, LENGTH)):
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten() % 8)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
