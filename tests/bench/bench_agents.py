@@ -78,15 +78,16 @@ class Case:
         return f"{self.name}.json" if ".json" in self.file else f"{self.name}.sqlite"
 
     def found(self, text: str) -> str:
-        """Return whether a text has the cause."""
-        has_kind, has_place = re.search(self.kind, text), re.search(self.place.replace("LINES", self._lines()), text)
-        if has_kind and has_place:
-            return "yes"
-        return "only the kind" if has_kind else "only the place" if has_place else "no"
+        """Return whether a text has the cause. The name of the file, which may be that of the cause, does not count."""
+        plain = text.replace("\\_", "_")
+        nameless = plain.replace(self.name, "")
+        place = self.place.removesuffix("|LINES")
+        has_place = re.search(place, nameless) or (place != self.place and re.search(self._lines(), plain))
+        if re.search(self.kind, nameless):
+            return "yes" if has_place else "only the kind"
+        return "only the place" if has_place else "no"
 
     def _lines(self) -> str:
-        if not self.program:
-            return "(?!)"
         lines = (PROGRAMS / self.program).read_text(encoding="utf-8").splitlines()
         numbers = (str(number) for number, line in enumerate(lines, 1) if line.endswith("# planted"))
         return rf"{re.escape(self.program)}[:(](?:{'|'.join(numbers)})\b"
