@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import shutil
 import sqlite3
 import sys
@@ -16,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_text import MORE, Parsed, check_limit, check_numbers
 from shared_data import shared, unpacked
 from sqlite_profile import training
 
 from annot.agents.answers import LONGEST
-from annot.attribution.nesting import KEY
 from annot.cli.guide import chapter
 from annot.cli.main import main
 from annot.report.export.json_csv_parquet import as_json
+from annot.report.export.markdown import markdown
+from annot.report.views import find_view
 from annot.runs.run import Run
 
 mcp = pytest.importorskip("mcp", reason="needs the mcp package")
@@ -148,6 +149,22 @@ def test_rows_are_those_of_json(name: str, view: str, ask: Ask, folder: Path) ->
     assert len({json.dumps([row.get(key) for key in answer["key"]]) for row in answer["rows"]}) == len(answer["rows"])
 
 
+@pytest.mark.parametrize("view", VIEWS)
+@each(*PROFILES)
+def test_markdown_has_the_numbers_of_json(name: str, view: str, folder: Path) -> None:
+    """Markdown has the values of JSON per step, and within the length of an answer it says what is left out."""
+    run, is_answer = opened(folder / name), view == "layer"
+    table = run.view(view, brief=True)
+    meta, expected = json_of(folder / name, view, total=False)
+    text = markdown(table, is_answer=is_answer)
+    if is_answer and not meta["ranges"]:  # tables of kernels replace that of layers
+        kernels = Parsed(markdown(run.view("kernel", brief=True))).rows
+        assert Parsed(text).rows[-len(kernels) :] == kernels
+    else:
+        check_numbers(text, find_view(view), expected, meta)
+    check_limit(text, markdown(table, max_chars=LONGEST, more=MORE, is_answer=is_answer), LONGEST)
+
+
 @each(*PROFILES)
 def test_open_has_the_totals_of_json(name: str, ask: Ask, folder: Path) -> None:
     """The totals of a profile are those of the meta of JSON."""
@@ -218,30 +235,15 @@ def test_rows_by_a_part_of_their_key(ask: Ask) -> None:
     assert "'nowhere'" in ask("rows", profile="cpu.sqlite", contains="nowhere")["reason"]
 
 
-def hottest(summary: str) -> tuple[str, list[list[str]]]:
-    """The head and the rows of the first table in Markdown."""
-    lines = [line.strip("| ").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
-    return lines[0][0], [[name.strip("`"), *cells] for name, *cells in lines[2:] if name.startswith("`")]
-
-
 @each("h100.json", "cpu.sqlite", "gpu.sqlite")
-def test_numbers_of_the_summary(name: str, ask: Ask, folder: Path) -> None:
-    """The verdict and the self times of the hottest rows are those of JSON, and explain_row knows their names."""
-    meta, layers = json_of(folder / name, "layer", total=False, brief=True)
-    summary = ask("summary", profile=name)
-    assert summary.startswith(f"**{meta['verdict']}**")
-    head, rows = hottest(summary)
-    unit, clock = {"µs": 1e3, "ms": 1e6}[re.search(r"µs|ms", head)[0]], "gpu" if head.startswith("GPU") else "host"
-    for label, forward, backward, self_time, *_ in rows[:3]:
-        found, cursor = [], 0
-        while cursor is not None:
-            page = ask("explain_row", profile=name, layer=label, part="itself", cursor=cursor)
-            found, cursor = found + page["itself"], page.get("next_cursor")
-        of_row = [row for row in layers if any(row.items() >= {key: one[key] for key in KEY}.items() for one in found)]
-        times = {"forward": forward, "backward": backward, "": self_time}
-        for phase, text in times.items():
-            ns = sum(row[f"{clock}_self_ns"] for row in of_row if phase in ("", row["phase"]))
-            assert float(text.replace(",", "") or 0) == pytest.approx(ns / unit, abs=0.006)
+def test_summary_is_the_markdown(name: str, ask: Ask, folder: Path) -> None:
+    """The summary is the answer in Markdown, and explain_row knows the names of its rows."""
+    table = opened(folder / name).view(brief=True)
+    more = "summary(profile, max_chars=8000)"
+    expected = markdown(table, max_chars=4_000, more=more, reasons="advice(profile)", is_answer=True)
+    assert ask("summary", profile=name) == expected
+    for row in Parsed(expected).rows[:3]:
+        assert ask("explain_row", profile=name, layer=row["label"].strip("`"), part="itself")["itself"]
 
 
 def test_summary_fits(ask: Ask) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_text import MORE, Parsed, check_limit, check_numbers
 from ranked import write_ranks
 from rich.text import Text
 from shared_data import shared, shared_names
@@ -36,82 +37,12 @@ from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
 from annot.report.terminal.hot_rows import hottest_rows
 from annot.report.terminal.layout import Sheet
-from annot.report.views import views
+from annot.report.views import find_view, views
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
 OWN: Final = Path(__file__).parents[1] / "data"
-MORE: Final = "annot run.sqlite"
-LEFT_OUT: Final = re.compile(r"^Left out: (.+)\. All: `annot run\.sqlite`$")
-NS: Final = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
 LIMITS: Final = (MIN_CHARS, 777, 1200, 2000, 5000)
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """What a reader finds in a document."""
-
-    text: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-    @property
-    def rows(self) -> list[dict[str, str]]:
-        """The rows of all tables by the titles of columns, without those for other rows."""
-        rows: list[dict[str, str]] = []
-        heads: list[str] = []
-        for line in self.lines:
-            cells = [cell.replace(r"\|", "|") for cell in re.split(r"(?<!\\) \| ", line.strip("|").strip())]
-            if not line.startswith("|"):
-                heads = []
-            elif not heads:
-                heads = cells
-            elif not line.startswith(("| ---", "| …")):
-                rows.append({"label": cells[0]} | dict(zip(heads[1:], line[2:-2].split(" | ")[1:], strict=True)))
-        return rows
-
-    @property
-    def folded(self) -> int:
-        """The number of other rows."""
-        return sum(int(number.replace(",", "")) for number in re.findall(r"^\| … ([\d,]+) other", self.text, re.M))
-
-    @property
-    def unknown(self) -> list[str]:
-        """What the document says that the profile cannot say."""
-        _, _, after = self.text.partition("**Cannot say**\n\n")
-        return after.partition("\n\n")[0].splitlines()
-
-    @property
-    def left_out(self) -> str:
-        """The things that are left out."""
-        match = LEFT_OUT.match(self.lines[-1])
-        return match[1] if match else ""
-
-
-def check_limit(whole: str, text: str, limit: int) -> None:
-    """The text fits, says what is left out exactly if it leaves something out, and keeps the verdict's beginning."""
-    full, shown = Parsed(whole), Parsed(text)
-    assert len(text) <= limit
-    assert bool(shown.left_out) == (text != whole) == (len(whole) > limit)
-    assert "Left out" not in "".join(shown.lines[:-1])
-    if not shown.left_out:
-        return
-    missing = len(full.rows) - len(shown.rows)
-    said = re.search(r"([\d,]+) rows?\b", shown.left_out)
-    assert missing == (int(said[1].replace(",", "")) if said else 0)
-    assert shown.folded <= missing  # a table without rows is left out as a whole
-    cut = shown.lines[0].partition("…")[0] if "end of the verdict" in shown.left_out else full.lines[0]
-    assert full.lines[0].startswith(cut)
-    assert shown.unknown == full.unknown[: len(shown.unknown)]
-    if shown.rows:
-        assert len(cut) >= min(55, len(full.lines[0]))
-    cells = [{*row.items()} for row in full.rows]
-    for row in shown.rows:
-        label = row.pop("label")
-        name = [part.strip("`") for part in label.split("…")]
-        assert any({*row.items()} <= known and dict(known)["label"].startswith(f"`{name[0]}") for known in cells), row
 
 
 def check_table(table: Table, limits: Sequence[int], *, is_answer: bool = False) -> None:
@@ -211,7 +142,7 @@ def test_any_document_fits_any_limit(made: Document, part: float) -> None:
     limit = max(MIN_CHARS, round(part * len(whole)))
     text = made.text(limit, MORE)
     assert len(text) <= limit
-    assert bool(LEFT_OUT.match(text.splitlines()[-1]) if text.strip() else None) == (text != whole)
+    assert bool(Parsed(text).left_out) == (text != whole)
     assert (text == whole) == (len(whole) <= limit)
     if re.search(r"^\| `", text, re.M) and "end of the verdict" not in text:
         assert text.startswith(whole.split("\n\n")[0])
@@ -303,13 +234,6 @@ def test_a_large_profile_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
     assert unknown.MOST_ACTIVITIES == 10
 
 
-def _value(title: str, cell: str) -> tuple[float, float]:
-    """A time in ns, and half the unit of its last digit."""
-    unit = NS[re.split(r"[ ,]+", title)[-1]]
-    number = cell.replace(",", "").replace("−", "-")
-    return float(number) * unit, 0.5001 * unit * 10.0 ** -len(number.partition(".")[2])
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("markdown")
@@ -324,41 +248,14 @@ def printed(capsysbinary: Any, *words: object) -> str:
     return str(capsysbinary.readouterr().out.decode())
 
 
-@pytest.mark.parametrize(
-    ("by", "columns"),
-    [
-        ("kernel", {"Total": "gpu_ns", "Mean": "mean_ns"}),
-        ("module", {"GPU": "gpu_ns", "GPU self": "gpu_self_ns"}),
-        ("step", {"Time": "step_ns", "GPU": "gpu_ns"}),
-        ("phase", {"GPU": "gpu_ns"}),
-    ],
-)
-def test_numbers_are_those_of_json(by: str, columns: dict[str, str], written: Path, capsysbinary: Any) -> None:
-    path = written / "run.sqlite"
-    data = json.loads(printed(capsysbinary, path, "--by", by, "--format", "json", "--per-step"))
-    rows = Parsed(printed(capsysbinary, path, "--by", by, "--format", "markdown")).rows
-    files = data[next(key for key in data if key != "meta")]
-    assert len(rows) == len(files) > 1
-    for row, of_file in zip(rows, files, strict=True):
-        for title, name in columns.items():
-            head = next(head for head in row if re.fullmatch(rf"{title},? (\w+)", head))
-            value, error = _value(head, row[head])
-            assert value == pytest.approx(of_file[name], abs=error)
-
-
-def test_layers_have_the_times_of_json(written: Path, capsysbinary: Any) -> None:
-    path = written / "run.sqlite"
-    data = json.loads(printed(capsysbinary, path, "--format", "json", "--per-step"))
-    files = pl.DataFrame(data["layers"]).group_by("layer", "module").agg(pl.col("gpu_self_ns").sum())
-    rows = Parsed(printed(capsysbinary, path, "--format", "markdown")).rows
-    for row in rows:
-        layer, _, module = row["label"].strip("`").partition(" ")
-        head = next(head for head in row if head.startswith("Self, "))
-        value, error = _value(head, row[head])
-        of_file = files.filter(layer="" if layer.startswith("(model") else layer, module=module)
-        if of_file.height == 1:
-            assert of_file["gpu_self_ns"].item() == pytest.approx(value, abs=error)
-    assert len(rows) == (files["gpu_self_ns"] > 0).sum()
+@pytest.mark.parametrize("by", ["layer", "module", "step"])
+def test_numbers_are_those_of_json(by: str, written: Path, capsysbinary: Any) -> None:
+    """The commands for Markdown and JSON have the same numbers; `tests/agents` has more views and profiles."""
+    words = written / "run.sqlite", *(("--by", by) if by != "layer" else ())
+    data = json.loads(printed(capsysbinary, *words, "--format", "json", "--per-step"))
+    meta, files = data.values()
+    assert len(files) > 1
+    check_numbers(printed(capsysbinary, *words, "--format", "markdown"), find_view(by), files, meta)
 
 
 def test_the_command_shows_all(written: Path, capsysbinary: Any) -> None:
