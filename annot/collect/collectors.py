@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -26,6 +25,7 @@ from annot.collect.run import (
     run_child,
 )
 from annot.errors import AnnotError, EmptyProfileError
+from annot.util.distribution import version
 from annot.util.installed_tools import find_nsys, python_of
 from annot.util.program import FILE as PROGRAM_FILE
 from annot.util.program import Program
@@ -72,7 +72,7 @@ class RecorderCollector:
             **{f"ANNOT_{name.upper()}": text for name, text in job.program.facts().items()},
             "ANNOT_HOST": socket.gethostname(),
             "ANNOT_COLLECTOR": self.name,
-            "ANNOT_VERSION": importlib.metadata.version("annot"),
+            "ANNOT_VERSION": version(),
             "ANNOT_EXIT_STATUS": str(status),
         }
         recording = assemble(job.parts, job.out, meta=meta, even_empty=False)

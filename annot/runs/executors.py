@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from annot.errors import AnnotError
+from annot.util.distribution import install_command
 from annot.util.progress import tell
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _client(address: str, workers: int) -> Iterator[Client]:
     try:
         from distributed import Client, LocalCluster
     except ImportError:
-        raise AnnotError("--dask needs the distributed package: pip install 'annot[dask]'") from None
+        raise AnnotError(f"--dask needs the distributed package: {install_command('dask')}") from None
     if address == "local":
         environment = {_THREADS: str(max(1, _cpus() // workers))}
         cluster = LocalCluster(
