@@ -67,6 +67,8 @@ COMMANDS: Final = {
 """Commands with a line of help."""
 _MODULES: Final = {"try": "try_command"}
 """Modules of commands whose name is a keyword of Python."""
+_RECORD: Final = ("run", "try", "sweep", "bisect", "calibrate")
+"""Commands that record or measure a program."""
 _OPTIONAL: Final = {
     "polars": "pip install polars",
     "rich": "pip install rich",
@@ -120,7 +122,7 @@ def _show_warning(otherwise: Callable[..., None], message: Warning | str, catego
 
 def _dispatch(words: list[str]) -> int:
     from annot.cli.output import UsageError
-    from annot.errors import AnnotError
+    from annot.errors import AnnotError, PlatformError, require_linux
 
     words = with_command(words)
     verb = next((word for word in words if not word.startswith("-")), None)
@@ -131,9 +133,11 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 2
     try:
+        if args.verb in _RECORD:
+            require_linux(f"annot {args.verb}")
         return int(_module(args.verb).run(args))
     except AnnotError as error:
-        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        return _fail(str(error), 2 if isinstance(error, UsageError | PlatformError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
         package = (error.name or "").partition(".")[0]  # an older release may lack a module
         if package not in _OPTIONAL:

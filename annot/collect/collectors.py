@@ -24,7 +24,7 @@ from annot.collect.run import (
     resolve_command,
     run_child,
 )
-from annot.errors import AnnotError, EmptyProfileError
+from annot.errors import AnnotError, EmptyProfileError, require_linux
 from annot.util.distribution import version
 from annot.util.installed_tools import find_nsys, python_of
 from annot.util.program import FILE as PROGRAM_FILE
@@ -138,8 +138,9 @@ def choose(name: str = "auto") -> Collector:
 
     Raises:
         ValueError: the name is unknown.
-        AnnotError: ``nsys`` is requested and Nsight Systems is not installed.
+        AnnotError: ``nsys`` is requested and Nsight Systems is not installed, or this system is not Linux.
     """
+    require_linux("recording a profile")
     if name not in COLLECTORS:
         raise ValueError(f"collector must be one of {', '.join(COLLECTORS)}, got {name!r}")
     if name == "torch":

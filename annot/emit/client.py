@@ -256,6 +256,8 @@ def _follow_torch_profiler() -> None:
 @functools.cache
 def _driver_has_tool() -> bool:
     """Return whether a tool requests injection through the CUDA driver, as newer NVTX headers support it."""
+    if sys.platform != "linux":
+        return False
     root = "/run/nvidia/nvtx/"
     user = root + "user.0" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", root) + "/nvidia/nvtx"
     return any(os.path.exists(f"{folder}/nvtx-cuda.yaml") for folder in (root.rstrip("/"), user))

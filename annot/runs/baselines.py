@@ -89,7 +89,7 @@ def list_baselines(store: str) -> list[str]:
     """
     store = without_file_scheme(store)
     folder = store if is_url(store) else glob.escape(store)
-    names = (path.rpartition("/")[2].removesuffix(_SUFFIX) for path in matches(f"{folder.rstrip('/')}/*{_SUFFIX}"))
+    names = (os.path.basename(path).removesuffix(_SUFFIX) for path in matches(f"{folder.rstrip('/')}/*{_SUFFIX}"))
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 

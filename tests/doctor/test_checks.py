@@ -139,7 +139,7 @@ def test_nvtx_package(version, state, mend):
 def test_least_nvtx_is_the_one_that_the_package_asks_for():
     """The doctor knows the limit of pyproject.toml."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"nvtx>=0.2.11,!=0.2.12"' in text
+    assert '"nvtx>=0.2.11,!=0.2.12; ' in text
     assert "nvtx>=0.2.11,!=0.2.12" in (ranges.nvtx_package("0.2.10", None).mend or "")
 
 
