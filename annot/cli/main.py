@@ -67,8 +67,8 @@ COMMANDS: Final = {
 """Commands with a line of help."""
 _MODULES: Final = {"try": "try_command"}
 """Modules of commands whose name is a keyword of Python."""
-_RECORD: Final = ("run", "try", "sweep", "bisect", "calibrate")
-"""Commands that record or measure a program."""
+_NEED_LINUX: Final = ("run", "try", "sweep", "bisect", "calibrate")
+"""Commands that record or measure a program. `annot compare --repeat` and `annot doctor` check it themselves."""
 _OPTIONAL: Final = {
     "polars": "pip install polars",
     "rich": "pip install rich",
@@ -133,7 +133,7 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 2
     try:
-        if args.verb in _RECORD:
+        if args.verb in _NEED_LINUX:
             require_linux(f"annot {args.verb}")
         return int(_module(args.verb).run(args))
     except AnnotError as error:

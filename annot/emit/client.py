@@ -233,8 +233,10 @@ def _argb(color: str | int | None, category: str | None) -> int:
 
 def color_number(name: str) -> int:
     """Return ``0xAARRGGBB`` of a color name. ValueError: the `nvtx` package does not know the color."""
-    from nvtx.colors import color_to_hex
-
+    try:
+        from nvtx.colors import color_to_hex
+    except ImportError:  # macOS, where no tool shows colors
+        return _DEFAULT_COLOR
     try:
         return int(color_to_hex(name))
     except (TypeError, ValueError):  # nvtx supports more color names if matplotlib is installed

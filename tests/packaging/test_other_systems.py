@@ -93,7 +93,7 @@ model = torch.nn.Sequential(torch.nn.Linear(3, 2))
 def train():
     with annot.emit_ranges(model, memory=True):
         for batch in annot.batches([torch.ones(4, 3)] * 2):
-            with annot.trace("step"):
+            with annot.trace("step", color="red"):
                 model(batch).sum().backward()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
