@@ -29,6 +29,33 @@ class EmptyProfileError(AnnotError):
     """A profile is readable and contains nothing."""
 
 
+class PlatformError(AnnotError):
+    """This operating system is not supported."""
+
+
+def require_linux(task: str) -> None:
+    """Raise PlatformError if this system is not Linux.
+
+    Args:
+        task: what needs Linux, the beginning of the message.
+
+    Example:
+        >>> require_linux("annot run")
+    """
+    if sys.platform != "linux":
+        raise PlatformError(f"{task} needs Linux: on {system_name()}, annot only reads profiles")
+
+
+def system_name() -> str:
+    """Return the name of this operating system for messages.
+
+    Example:
+        >>> system_name()
+        'Linux'
+    """
+    return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+
+
 @contextlib.contextmanager
 def writing(path: object) -> Iterator[None]:
     """Raise AnnotError for an OSError in the block, in which files are written.

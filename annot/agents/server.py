@@ -6,7 +6,6 @@ import functools
 import json
 import threading
 from collections.abc import Callable
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from annot.agents.folders import LIST, Folders, RefusedError
 from annot.agents.tools import Tools
 from annot.errors import AnnotError
 from annot.report.units import printable
+from annot.util.distribution import version
 
 GUIDE: Final = "annot://guide/agents"
 """Address of the guide."""
@@ -45,7 +45,7 @@ def serve(folders: Folders, *, allow_run: bool) -> None:
 
 def make_server(tools: Tools, *, allow_run: bool) -> MCPServer:
     """Return the server with its tools and the guide."""
-    server = _Server("annot", instructions=_INSTRUCTIONS, version=version("annot"), log_level="WARNING")
+    server = _Server("annot", instructions=_INSTRUCTIONS, version=version(), log_level="WARNING")
     lock = threading.Lock()
     for name in (*_READING, *(["record"] if allow_run else [])):
         hints = ToolAnnotations(read_only_hint=name in _READING, destructive_hint=False, open_world_hint=False)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from annot.cli import output
 from annot.errors import AnnotError
+from annot.util.distribution import version
 from annot.util.json_files import write_json
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _alone_in(folder: Path, *, make: bool) -> Iterator[None]:
 
 
 def _calibration(device: str) -> Calibration:
-    from importlib.metadata import version
+    from importlib.metadata import version as version_of
 
     from annot.analyze.peaks import Calibration
     from annot.torch.measured_peaks import measure_peaks
@@ -121,7 +122,7 @@ def _calibration(device: str) -> Calibration:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AnnotError(f"the peaks of {device} cannot be measured: {reason}") from None
-    software = {"PyTorch": version("torch"), "Python": platform.python_version(), "annot": version("annot")}
+    software = {"PyTorch": version_of("torch"), "Python": platform.python_version(), "annot": version()}
     rates = (measured.flops, measured.bandwidth, measured.attention)
     return Calibration(measured.device, measured.threads, *rates, datetime.date.today(), software)
 

@@ -47,6 +47,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from annot.util.ascii import ERRORS
+from annot.util.distribution import install_command, version
 
 COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
@@ -66,15 +67,17 @@ COMMANDS: Final = {
 """Commands with a line of help."""
 _MODULES: Final = {"try": "try_command"}
 """Modules of commands whose name is a keyword of Python."""
+_NEED_LINUX: Final = ("run", "try", "sweep", "bisect", "calibrate")
+"""Commands that record or measure a program. `annot compare --repeat` and `annot doctor` check it themselves."""
 _OPTIONAL: Final = {
-    "polars": "polars",
-    "rich": "rich",
-    "msgspec": "msgspec",
-    "adbc_driver_sqlite": "adbc-driver-sqlite",
-    "shtab": "'annot[completion]'",
-    "mcp": "'annot[mcp]'",
+    "polars": "pip install polars",
+    "rich": "pip install rich",
+    "msgspec": "pip install msgspec",
+    "adbc_driver_sqlite": "pip install adbc-driver-sqlite",
+    "shtab": install_command("completion"),
+    "mcp": install_command("mcp"),
 }
-"""Modules that only some commands need, and their packages."""
+"""Modules that only some commands need, and the commands that install them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +122,7 @@ def _show_warning(otherwise: Callable[..., None], message: Warning | str, catego
 
 def _dispatch(words: list[str]) -> int:
     from annot.cli.output import UsageError
-    from annot.errors import AnnotError
+    from annot.errors import AnnotError, PlatformError, require_linux
 
     words = with_command(words)
     verb = next((word for word in words if not word.startswith("-")), None)
@@ -130,14 +133,16 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 2
     try:
+        if args.verb in _NEED_LINUX:
+            require_linux(f"annot {args.verb}")
         return int(_module(args.verb).run(args))
     except AnnotError as error:
-        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        return _fail(str(error), 2 if isinstance(error, UsageError | PlatformError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
         package = (error.name or "").partition(".")[0]  # an older release may lack a module
         if package not in _OPTIONAL:
             raise
-        return _fail(f"annot {args.verb} needs {package}: pip install {_OPTIONAL[package]}")
+        return _fail(f"annot {args.verb} needs {package}: {_OPTIONAL[package]}")
 
 
 def _module(command: str) -> Any:
@@ -217,12 +222,10 @@ def _help_of(docstring: str | None) -> tuple[str, str]:
 
 
 class _Version(argparse.Action):
-    """Action that looks up the version on demand, because importing importlib.metadata is slow."""
+    """Action that looks up the version on demand, because that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"annot {version('annot')}")
+        print(f"annot {version()}")
         parser.exit()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import output
-from annot.errors import AnnotError, writing
+from annot.errors import AnnotError, require_linux, writing
 
 if TYPE_CHECKING:
     from annot.analyze.comparison.digest import Digest
@@ -179,6 +179,7 @@ def _repeated(args: argparse.Namespace, fold: bool) -> tuple[Side, Side]:
     from annot.collect.alternate import Command, alternate
     from annot.collect.logged_run import terminable
 
+    require_linux("annot compare --repeat")
     words = _commands(args)
     commands = [Command(name=name, words=command) for name, command in zip("ab", words, strict=True)]
     with terminable(), _folder(args.keep) as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -25,7 +24,8 @@ from annot.collect.run import (
     resolve_command,
     run_child,
 )
-from annot.errors import AnnotError, EmptyProfileError
+from annot.errors import AnnotError, EmptyProfileError, require_linux
+from annot.util.distribution import version
 from annot.util.installed_tools import find_nsys, python_of
 from annot.util.program import FILE as PROGRAM_FILE
 from annot.util.program import Program
@@ -72,7 +72,7 @@ class RecorderCollector:
             **{f"ANNOT_{name.upper()}": text for name, text in job.program.facts().items()},
             "ANNOT_HOST": socket.gethostname(),
             "ANNOT_COLLECTOR": self.name,
-            "ANNOT_VERSION": importlib.metadata.version("annot"),
+            "ANNOT_VERSION": version(),
             "ANNOT_EXIT_STATUS": str(status),
         }
         recording = assemble(job.parts, job.out, meta=meta, even_empty=False)
@@ -138,8 +138,9 @@ def choose(name: str = "auto") -> Collector:
 
     Raises:
         ValueError: the name is unknown.
-        AnnotError: ``nsys`` is requested and Nsight Systems is not installed.
+        AnnotError: ``nsys`` is requested and Nsight Systems is not installed, or this system is not Linux.
     """
+    require_linux("recording a profile")
     if name not in COLLECTORS:
         raise ValueError(f"collector must be one of {', '.join(COLLECTORS)}, got {name!r}")
     if name == "torch":

@@ -7,16 +7,19 @@ collectors write. A folder without a lock file, or any other file, belongs to th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
 from annot.errors import AnnotError
 from annot.read.recording.files import PART_SUFFIX, retire
 from annot.util.program import FILE
+
+if sys.platform != "win32":
+    import fcntl
 
 LOCK: Final = "annot.lock"
 """Name of the lock file. It contains the id of the last process that locked it."""

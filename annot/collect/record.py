@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from annot.errors import AnnotError, warn
+from annot.errors import AnnotError, require_linux, warn
 
 if TYPE_CHECKING:
     from annot.collect.parts_folder import PartsFolder
@@ -30,7 +30,7 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
         force: replace an existing profile, and the folder ``<path>.parts`` of a killed recording.
 
     Raises:
-        AnnotError: on entry, the profile cannot be written or the recorder is not built.
+        AnnotError: on entry, the profile cannot be written or the recorder is not built, or this system is not Linux.
 
     Example:
         >>> from annot import record, trace
@@ -55,6 +55,7 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __enter__(self) -> Self:
         self.recording = None
+        require_linux("recording a profile")
         from annot.collect.parts_folder import PartsFolder, check_free
         from annot.collect.run import built_recorder
         from annot.emit import client

@@ -202,7 +202,11 @@ def built_recorder() -> str:
     return str(library)
 
 
-_FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED: Final = [
+    number
+    for number in signal.Signals  # Windows lacks most of them, and imports this module
+    if number.name in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+]
 
 
 class Relay:

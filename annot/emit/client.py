@@ -233,8 +233,10 @@ def _argb(color: str | int | None, category: str | None) -> int:
 
 def color_number(name: str) -> int:
     """Return ``0xAARRGGBB`` of a color name. ValueError: the `nvtx` package does not know the color."""
-    from nvtx.colors import color_to_hex
-
+    try:
+        from nvtx.colors import color_to_hex
+    except ImportError:  # macOS, where no tool shows colors
+        return _DEFAULT_COLOR
     try:
         return int(color_to_hex(name))
     except (TypeError, ValueError):  # nvtx supports more color names if matplotlib is installed
@@ -278,6 +280,8 @@ def _follow_torch_profiler() -> None:
 @functools.cache
 def _driver_has_tool() -> bool:
     """Return whether a tool requests injection through the CUDA driver, as newer NVTX headers support it."""
+    if sys.platform != "linux":
+        return False
     root = "/run/nvidia/nvtx/"
     user = root + "user.0" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", root) + "/nvidia/nvtx"
     return any(os.path.exists(f"{folder}/nvtx-cuda.yaml") for folder in (root.rstrip("/"), user))

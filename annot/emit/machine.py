@@ -8,6 +8,7 @@ import re
 
 from annot.emit import guard
 from annot.labels.marks import format_machine
+from annot.util import distribution
 
 
 def say_machine(framework: str, version: str) -> None:
@@ -23,14 +24,7 @@ def say_machine(framework: str, version: str) -> None:
 @functools.cache
 def machine(framework: str, version: str) -> str:
     """Return the text of the mark; see `say_machine`."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        annot = installed("annot")
-    except PackageNotFoundError:  # on PYTHONPATH only
-        annot = ""
-    versions = {framework: version, "Python": platform.python_version(), "annot": annot}
+    versions = {framework: version, "Python": platform.python_version(), "annot": distribution.version()}
     return format_machine(versions | {"CPU": cpu_name()})
 
 

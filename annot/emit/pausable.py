@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Self
 
 from annot.emit import client, guard, loop
 from annot.emit.schedule import CAPTURE_RANGE, Schedule
+from annot.errors import system_name
 from annot.util.locks import fork_safe
 
 _NO_STEPS: Final = (
@@ -81,6 +83,8 @@ class SwitchedBlock(ABC):
         return client.enabled()
 
     def __enter__(self) -> Self:
+        if sys.platform != "linux" and not self._is_wanted():
+            client.warn_once(f"NVTX ranges need Linux: on {system_name()}, only torch.profiler receives ranges")
         done = ["batches", "block"]
         try:
             self._enter(done)

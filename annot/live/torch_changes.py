@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import os
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from annot.live.builtin_calls import can_watch, watch_builtins
 from annot.live.torch_amp import Autocast, LossScaler
 from annot.live.torch_session import TorchSession
 from annot.torch.module_paths import OPTIMIZED, inner
+from annot.util.cpus import usable_cpus
 
 _PREFETCHED: Final = 2
 """The default of `DataLoader` for batches that each worker prefetches."""
@@ -487,7 +487,7 @@ def workers(session: TorchSession) -> None:
     """Load data with a worker process per core."""
 
     def change(loader: DataLoader[Any]) -> None:
-        count = len(os.sched_getaffinity(0))
+        count = usable_cpus()
         reason = _why_no_workers(loader, count)
         if reason:
             session.skipped("workers", reason)
@@ -566,7 +566,7 @@ def threads(session: TorchSession) -> None:
     """Compute with a thread per core."""
 
     def change(model: torch.nn.Module) -> None:
-        count, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
+        count, before = usable_cpus(), torch.get_num_threads()
         if _device(model) != "cpu":
             session.skipped("threads", "a GPU computes")
         elif before == count:

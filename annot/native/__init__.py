@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from annot.util.distribution import NAME
+
 __all__ = ["build_command", "emitter", "recorder_error", "recorder_library", "tables", "tf_library"]
 
 
@@ -48,10 +50,7 @@ def tables() -> Any:
 
 
 def build_command() -> str:
-    """Return the pip command that rebuilds the C extensions, from the source of this installation.
-
-    The command names the source because on package indexes, `annot` is a different project.
-    """
+    """Return the pip command that rebuilds the C extensions, from the source of this installation."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     checkout = Path(__file__).parents[2]
@@ -59,10 +58,10 @@ def build_command() -> str:
     if (checkout / "pyproject.toml").is_file():
         return shlex.join([*words, "-e", str(checkout)])
     try:
-        installed = distribution("annot")
+        installed = distribution(NAME)
     except PackageNotFoundError:
         return shlex.join([*words, "PATH/OF/ITS/CHECKOUT"])
-    return shlex.join([*words, _origin(installed.read_text("direct_url.json")) or f"annot=={installed.version}"])
+    return shlex.join([*words, _origin(installed.read_text("direct_url.json")) or f"{NAME}=={installed.version}"])
 
 
 def _origin(record: str | None) -> str | None:

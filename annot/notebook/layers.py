@@ -14,6 +14,7 @@ from annot.attribution.layer_tables import by_layer
 from annot.profile import Source
 from annot.runs.run import Run
 from annot.runs.selection import Selection
+from annot.util.distribution import install_command
 
 
 class Layers(Run):
@@ -60,7 +61,7 @@ def _analysis() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error}: pip install 'annot[analysis]'", name=error.name) from None
+        raise ImportError(f"{error}: {install_command('analysis')}", name=error.name) from None
 
 
 def layers(

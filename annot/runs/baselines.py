@@ -19,7 +19,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 import polars as pl
@@ -29,6 +28,7 @@ from annot.errors import AnnotError
 from annot.profile import Schema
 from annot.runs.profile_files import is_url, local, matches, without_file_scheme, write
 from annot.runs.profile_files import remove as remove_file
+from annot.util.distribution import version
 
 DEFAULT_STORE: Final = os.path.join(".annot", "baselines")
 """Store without other information."""
@@ -89,7 +89,7 @@ def list_baselines(store: str) -> list[str]:
     """
     store = without_file_scheme(store)
     folder = store if is_url(store) else glob.escape(store)
-    names = (path.rpartition("/")[2].removesuffix(_SUFFIX) for path in matches(f"{folder.rstrip('/')}/*{_SUFFIX}"))
+    names = (os.path.basename(path).removesuffix(_SUFFIX) for path in matches(f"{folder.rstrip('/')}/*{_SUFFIX}"))
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
@@ -243,7 +243,7 @@ def _origin(run: Digest) -> pl.DataFrame:
         "cores": os.cpu_count(),
         "cpu": run.meta.get("cpu") or None,
         "gpu": ", ".join(run.meta.get("devices") or ()) or None,
-        "annot": version("annot"),
+        "annot": version(),
         "step_count": run.steps.height,
         "step_ns": None if step is None else round(float(step)),  # type: ignore[arg-type]
     }

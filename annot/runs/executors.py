@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from annot.errors import AnnotError
+from annot.util.cpus import usable_cpus
+from annot.util.distribution import install_command
 from annot.util.progress import tell
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def run_each(
     Raises:
         AnnotError: Dask is not installed, or the scheduler cannot be reached, or it has no workers.
     """
-    count = min(workers or _cpus(), len(paths))
+    count = min(workers or usable_cpus(), len(paths))
     if dask is not None:
         return [*_counted(_run_on_dask(task, paths, dask, count), len(paths))]
     # fsspec's memory:// files exist in this process only.
@@ -94,10 +96,6 @@ def _attempt(task: Callable[[str], _Result], path: str) -> _Result | Failure:
         return Failure(f"{path} does not fit in memory")
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _run_in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers: int) -> list[_Result | Failure]:
     results = dict(_counted(_pooled(task, paths, workers), len(paths)))
     for path in paths:
@@ -110,7 +108,7 @@ def _pooled(
     task: Callable[[str], _Result], paths: Sequence[str], workers: int
 ) -> Iterator[tuple[str, _Result | Failure]]:
     """Yield results; files without a result after a worker died are left out."""
-    threads = max(1, _cpus() // workers)
+    threads = max(1, usable_cpus() // workers)
     spawn = multiprocessing.get_context("spawn")  # polars can deadlock after a fork (its user guide, multiprocessing)
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(threads,)) as pool:
         futures: dict[str, Future[_Result | Failure]] = {}
@@ -165,9 +163,9 @@ def _client(address: str, workers: int) -> Iterator[Client]:
     try:
         from distributed import Client, LocalCluster
     except ImportError:
-        raise AnnotError("--dask needs the distributed package: pip install 'annot[dask]'") from None
+        raise AnnotError(f"--dask needs the distributed package: {install_command('dask')}") from None
     if address == "local":
-        environment = {_THREADS: str(max(1, _cpus() // workers))}
+        environment = {_THREADS: str(max(1, usable_cpus() // workers))}
         cluster = LocalCluster(
             workers, threads_per_worker=1, dashboard_address=None, env=environment, silence_logs=logging.CRITICAL
         )

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 
 from annot.errors import AnnotError
 from annot.read.beside import is_permitted
+from annot.util.distribution import install_command
 from annot.util.whole_files import write_file
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
@@ -207,7 +208,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise AnnotError(f"{url} needs the fsspec package: pip install 'annot[remote]'") from None
+        raise AnnotError(f"{url} needs the fsspec package: {install_command('remote')}") from None
     with _errors_named(url, "read"):  # unknown protocol, missing package, wrong credentials, ...
         filesystem, name = url_to_fs(url)
     return filesystem, str(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from annot.labels.marks import MEMORY, RSS, format_memory
 from annot.util.locks import fork_safe
 
 _STATM: Final = "/proc/self/statm"
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Counter(NamedTuple):
@@ -42,7 +42,7 @@ def _read_cuda(device: int) -> tuple[int, int]:
 def _read_rss() -> tuple[int, int]:
     """Return the resident memory of this process. Its peak is the maximum over the reads."""
     with open(_STATM, "rb", buffering=0) as file:
-        now = int(file.read(128).split()[1]) * _PAGE
+        now = int(file.read(128).split()[1]) * mmap.PAGESIZE
     return now, now
 
 

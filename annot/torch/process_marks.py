@@ -9,6 +9,7 @@ import torch
 
 from annot.emit import client, guard
 from annot.labels.marks import format_cpu, format_rank
+from annot.util.cpus import usable_cpus
 
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _distributed: Final[Any] = torch.distributed
@@ -50,7 +51,7 @@ def _is_distributed() -> bool:
 
 def _cores() -> int:
     """Return the number of cores that the process may use, at least 1: its affinity, and the quota of its cgroup."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cpus()
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, period = file.read().split()

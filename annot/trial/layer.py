@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +14,7 @@ from annot.errors import AnnotError, writing
 from annot.live.request import AlternativeTimes, Difference, LayerRequest, LayerTimes, Request, Result
 from annot.trial.runs import NO_STEP, Program
 from annot.trial.speed import LEVEL, ratio, step_ns
+from annot.util.distribution import version
 
 ROUNDS: Final = 10
 """Default number of blocks of calls that are timed under each change."""
@@ -178,7 +178,7 @@ def _answer(question: LayerQuestion, result: Result) -> LayerAnswer:
     extract = str(question.extract or "")
     return LayerAnswer(
         command=list(question.program.command),
-        version=importlib.metadata.version("annot"),
+        version=version(),
         device=result.device,
         level=LEVEL,
         rounds=question.rounds,

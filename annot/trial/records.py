@@ -11,7 +11,6 @@ FOLDER/answer.html          the answer as a page, if the user asks for it
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import os
 import re
@@ -25,6 +24,7 @@ import msgspec
 
 from annot.errors import AnnotError
 from annot.live.request import Request, Result
+from annot.util.distribution import version
 from annot.util.json_files import read_json, write_json
 from annot.util.locked_folder import locked
 from annot.util.program import Program, digest_of_modules
@@ -60,7 +60,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             program=Program.of(command),
             modules=digest_of_modules(command),
             collector=collector,
-            version=importlib.metadata.version("annot"),
+            version=version(),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from annot.trial.answer import Answer, Evaluation, changed_layers
 from annot.trial.plan import FEWEST_TIMED, Cost, Plan, another_round, in_words, plan, steps_within
 from annot.trial.records import BASE, ROUNDED, Kind, Record
 from annot.trial.runs import Runs
+from annot.util.distribution import version
 
 ALL: Final = "all"
 """Name for all changes of a framework."""
@@ -121,7 +121,7 @@ class Trial:
             command=list(self.runs.program.command),
             folder=str(self.runs.folder),
             date=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
-            version=importlib.metadata.version("annot"),
+            version=version(),
             complete=self.complete,
             framework=self.runs.framework,
             device=first[0].result.device if first else "",

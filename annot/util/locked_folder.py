@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from annot.errors import AnnotError, writing
+
+if sys.platform != "win32":
+    import fcntl
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_nvtx_package(version, state, mend):
 def test_least_nvtx_is_the_one_that_the_package_asks_for():
     """The doctor knows the limit of pyproject.toml."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"nvtx>=0.2.11,!=0.2.12"' in text
+    assert '"nvtx>=0.2.11,!=0.2.12; ' in text
     assert "nvtx>=0.2.11,!=0.2.12" in (ranges.nvtx_package("0.2.10", None).mend or "")
 
 
@@ -148,15 +148,15 @@ def test_least_nvtx_is_the_one_that_the_package_asks_for():
     [
         ('{"url": "file:///my%20work/annot", "dir_info": {}}', "file:///my%20work/annot"),
         ('{"url": "https://host/a.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}}', "git+https://host/a.git@1f"),
-        (None, "annot==9.1"),
+        (None, "annot-nvtx==9.1"),
     ],
 )
 def test_building_again_takes_the_annot_that_is_installed(tmp_path, monkeypatch, record, source):
-    """The command names where annot came from; the bare name is another project's on package indexes."""
+    """The command names where annot came from; annot-nvtx is its name on package indexes."""
     assert native.build_command().endswith(f"-e {Path(__file__).parents[2]}")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "annot/native/__init__.py"))
-    files = {"METADATA": "Metadata-Version: 2.1\nName: annot\nVersion: 9.1\n", "direct_url.json": record}
-    machine(tmp_path, {f"annot-9.1.dist-info/{name}": text for name, text in files.items() if text})
+    files = {"METADATA": "Metadata-Version: 2.1\nName: annot-nvtx\nVersion: 9.1\n", "direct_url.json": record}
+    machine(tmp_path, {f"annot_nvtx-9.1.dist-info/{name}": text for name, text in files.items() if text})
     monkeypatch.syspath_prepend(tmp_path)
     assert native.build_command().endswith(f" -m pip install --force-reinstall --no-deps {source}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_every_folder_of_modules_is_a_room() -> None:
     for folder in {path.parent for path in sources(".py")} - {PACKAGE / "collect/site"}:
         docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         assert re.match(r"[^\n]+[.:](\n|$)", docstring), folder
+
+
+def test_pip_installs_annot_nvtx() -> None:
+    """No file of the repository lets pip install `annot`, which is another project's name on package indexes."""
+    wrong = re.compile(r"pip install [^\n`&;|]*(?<![\w./@-])annot(?![\w/-])|(?<![\w.-])annot\\?\[[a-z]")
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    for path in (ROOT / name for name in tracked if name and not name.startswith("tests/data/")):
+        if path.is_file() and path != Path(__file__):
+            assert not wrong.search(path.read_text(encoding="utf-8", errors="replace")), path
 
 
 def test_a_module_docstring_names_the_module() -> None:

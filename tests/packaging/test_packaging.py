@@ -87,9 +87,10 @@ def test_wheel_is_for_every_python_from_3_11(built: Path) -> None:
     assert {"annot/native/_emit.pyi", "annot/native/_tables.pyi"} <= names
     assert {"annot/py.typed", "annot/guide/tags.md", "annot/report/page/page.html"} <= names
     assert {f"annot/skills/profile-layers/{name}.md" for name in ("SKILL", "references/causes")} <= names
-    assert [name for name in names if not name.startswith(("annot/", "annot-"))] == ["pytest_annot.py"]
+    assert [name for name in names if not name.startswith(("annot/", "annot_nvtx-"))] == ["pytest_annot.py"]
     licences = {name.partition("/licenses/")[2] for name in names} - {""}
     assert licences == {"LICENSE", "annot/native/LICENSE.NVTX.txt"} == set(meta.get_all("License-File", []))
+    assert meta["Name"] == "annot-nvtx"
     assert set(meta.get_all("Provides-Extra", [])) >= {"torch", "tf", "analysis", "ncu", "dask", "all"}
 
 

@@ -44,12 +44,12 @@ def test_package_is_the_one_under_test(tmp_path):
     assert Path(done.stdout.strip()) == Path(package.__file__)
     wanted = os.environ.get("ANNOT_TEST_PACKAGE")
     assert wanted is None or Path(package.__file__).is_relative_to(wanted)
-    assert annot("--version", cwd=tmp_path).stdout.decode() == f"annot {metadata.version('annot')}\n"
+    assert annot("--version", cwd=tmp_path).stdout.decode() == f"annot {metadata.version('annot-nvtx')}\n"
 
 
 def test_version_is_semantic():
     """The version is three numbers, as semantic versioning has it."""
-    assert len(list(map(int, metadata.version("annot").split(".")))) == 3
+    assert len(list(map(int, metadata.version("annot-nvtx").split(".")))) == 3
 
 
 def test_types_and_data_are_there():

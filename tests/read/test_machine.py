@@ -81,7 +81,7 @@ def test_a_run_has_its_machine(collector: str, out: str, tmp_path: Path) -> None
     done = annot(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     run = Run(tmp_path / out)
-    expected = {"PyTorch": version("torch"), "Python": platform.python_version(), "annot": version("annot")}
+    expected = {"PyTorch": version("torch"), "Python": platform.python_version(), "annot": version("annot-nvtx")}
     assert {name: run.source.meta["software"].get(name) for name in expected} == expected
     assert run.source.meta["cpu"] == _cpu()
     assert f" on {run.source.meta['cpu'].split()[0]}" in run.verdict
@@ -95,7 +95,7 @@ def test_a_run_has_its_machine(collector: str, out: str, tmp_path: Path) -> None
 
 
 def test_annot_without_its_metadata(tmp_path: Path) -> None:
-    """A copy of annot that is not installed has no version; the other facts are there."""
+    """The version of a copy of annot that is not installed is unknown; the other facts are there."""
     (tmp_path / "annot").symlink_to(Path(annot_package.__file__).parent)
     show = "from annot.emit import machine as m; print(m.machine('PyTorch', '2'))"
     program = f"import sys; sys.path.insert(0, sys.argv[1])\n{show}"
@@ -103,7 +103,7 @@ def test_annot_without_its_metadata(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert parse_machine(done.stdout.strip("\n")) == parse_machine(
-        format_machine({"PyTorch": "2", "Python": platform.python_version(), "CPU": _cpu()})
+        format_machine({"PyTorch": "2", "Python": platform.python_version(), "annot": "unknown", "CPU": _cpu()})
     )
 
 

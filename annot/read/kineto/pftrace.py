@@ -28,6 +28,7 @@ import msgspec
 from annot.errors import AnnotError
 from annot.read.kineto.columns import ARGUMENTS
 from annot.read.kineto.trace_events import NO_ARGS, Event, FileBytes
+from annot.util.distribution import install_command
 from annot.util.protobuf import BYTES, DOUBLE, INT64, UINT64, Fields, message_classes, parse
 
 _VARINT: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
@@ -161,7 +162,7 @@ class PftraceFile:
                 try:
                     yield parse(getattr(messages(), message), data).packet
                 except ImportError:
-                    what = "is a Perfetto trace, which requires protobuf: pip install 'annot[pftrace]'"
+                    what = f"is a Perfetto trace, which requires protobuf: {install_command('pftrace')}"
                     raise AnnotError(f"{self._path} {what}") from None
                 except ValueError:
                     raise self._damage(content.at) from None

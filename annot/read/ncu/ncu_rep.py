@@ -1,6 +1,6 @@
 """Reader for Nsight Compute reports (``.ncu-rep``) through NVIDIA's package ``ncu-report``.
 
-The package is proprietary and only this module needs it. It is therefore an optional dependency: ``annot[ncu]``.
+The package is proprietary and only this module needs it. It is therefore an optional dependency: the extra ``ncu``.
 
 The package does not return processes and threads, and does not detect a truncated file. This module reads both from
 the block structure of the file, which NVIDIA documents in the ``.proto`` files of Nsight Compute (extras/FileFormat).
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
+from annot.util.distribution import install_command
 from annot.util.installed_tools import run_tool
 from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
@@ -129,7 +130,7 @@ def open_envelope(path: Path) -> _Envelope:
             return _walk(file, path.stat().st_size)
     except ImportError:
         raise AnnotError(
-            f"{path} is a report of Nsight Compute, which requires protobuf: pip install 'annot[ncu]'"
+            f"{path} is a report of Nsight Compute, which requires protobuf: {install_command('ncu')}"
         ) from None
     except ValueError as error:
         raise AnnotError(f"{path} is a truncated or damaged report of Nsight Compute: {error}") from None

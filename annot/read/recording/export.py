@@ -6,7 +6,6 @@ The file contains the tables that `annot.read.nsys.sqlite_export` reads.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import sqlite3
 import tempfile
@@ -28,6 +27,7 @@ from annot.read.recording.events import HAS_COLOR, HAS_TEXT, MARK, Tally, read_e
 from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
 from annot.read.sqlite import new_database
 from annot.read.text import counted, sentences
+from annot.util.distribution import version
 
 NAME: Final = "recording"
 
@@ -356,7 +356,7 @@ def _write_facts(
     }
     exported = {
         "EXPORT_PRODUCT_NAME": "annot",
-        "EXPORT_PRODUCT_VERSION": importlib.metadata.version("annot"),
+        "EXPORT_PRODUCT_VERSION": version(),
         **{f"EXPORT_SCHEMA_VERSION{suffix}": number for suffix, number in _SCHEMA_VERSION.items()},
         "EXPORT_TIME_UTC": datetime.now(UTC).strftime(_TIME),
     }

@@ -115,7 +115,7 @@ class Part:
         """Return the records of sections, concatenated. Missing records are zeros."""
         with self.path.open("rb") as file:
             return b"".join(
-                os.pread(file.fileno(), section.count * RECORD, section.offset).ljust(section.count * RECORD, b"\0")
+                _read_at(file, section.offset, section.count * RECORD).ljust(section.count * RECORD, b"\0")
                 for section in sections
             )
 
@@ -164,12 +164,17 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     size = os.fstat(file.fileno()).st_size
     offset = _PAGE
     while offset + RECORD <= size:
-        kind, magic, length = _CHUNK.unpack(os.pread(file.fileno(), RECORD, offset))
+        kind, magic, length = _CHUNK.unpack(_read_at(file, offset, RECORD))
         if kind != Kind.CHUNK or magic != _MAGIC or length % _PAGE or not 0 < length <= _MAX_CHUNK:
             offset += _PAGE
             continue
-        yield offset, os.pread(file.fileno(), length, offset)
+        yield offset, _read_at(file, offset, length)
         offset += length
+
+
+def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
 
 
 def _read_chunk(process: Part, offset: int, chunk: bytes) -> None:

@@ -44,6 +44,7 @@ from annot.read.text import sentences
 from annot.read.xplane.device import Activities, read_device
 from annot.read.xplane.host import Host, Kind, Ranges
 from annot.read.xplane.plane import Instructions, Plane, decode, messages
+from annot.util.distribution import install_command
 from annot.util.protobuf import parse
 
 NAME: Final = "xplane"
@@ -111,7 +112,7 @@ def _parsed(path: Path) -> Any:
     try:
         return parse(messages().XSpace, path.read_bytes())
     except ImportError:
-        raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
+        raise AnnotError(f"{path} is an XPlane file, which requires protobuf: {install_command('xplane')}") from None
     except ValueError:
         raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
 

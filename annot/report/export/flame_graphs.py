@@ -14,7 +14,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sized
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import polars as pl
@@ -26,6 +25,7 @@ from annot.attribution.layer_tables import by_line, rows_of_nodes
 from annot.errors import AnnotError
 from annot.report.tree import Line, layer_lines, other_lines
 from annot.report.units import printable
+from annot.util.distribution import version
 
 _GPU_TIMES: Final = pl.Schema(
     {"process": pl.Int64, "device": pl.Int64, "node": pl.Int32, "name": pl.String, "gpu_ns": pl.Int64}
@@ -73,7 +73,7 @@ def speedscope(attribution: Attribution, source: str, *, kernels: bool = False) 
     _require(profiles, source)
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": f"annot {version('annot')}",
+        "exporter": f"annot {version()}",
         "name": source,
         "shared": {"frames": [_as_json(frame) for frame in frames]},
         "profiles": profiles,

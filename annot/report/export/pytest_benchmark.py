@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import polars as pl
@@ -25,6 +24,7 @@ from annot.attribution.steps import steady_steps
 from annot.attribution.summary import by_step
 from annot.errors import AnnotError
 from annot.report.tree import row_label
+from annot.util.distribution import version
 
 
 def layer_benchmarks(attribution: Attribution, source: str) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ def whole_document(
         "commit_info": commit,
         "benchmarks": benchmarks,
         "datetime": date,
-        "version": f"annot {version('annot')}",
+        "version": f"annot {version()}",
     }
 
 

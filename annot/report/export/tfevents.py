@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from annot.errors import AnnotError
+from annot.util.distribution import install_command
 from annot.util.protobuf import BYTES, DOUBLE, FLOAT, INT32, INT64, STRING, Fields, message_classes
 
 _DT_STRING: Final = 7  # tensorflow.DataType
@@ -99,5 +100,5 @@ def _event_class() -> Any:
         return message_classes("annot.tensorboard", _FIELDS, ("Event",)).Event
     except ImportError:
         raise AnnotError(
-            "TensorBoard event files need the package protobuf. Run pip install 'annot[tensorboard]'"
+            f"TensorBoard event files need the package protobuf. Run {install_command('tensorboard')}"
         ) from None
