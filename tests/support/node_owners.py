@@ -110,7 +110,7 @@ def owners_at_creation(
 
     def body() -> None:
         handles = _follow_calls(model, running)
-        with emit_ranges(model), torch.autograd.graph.node_creation_hook(created):
+        with emit_ranges(model), torch.autograd.graph.node_creation_hook(created):  # type: ignore[attr-defined]
             loss().backward()  # type: ignore[no-untyped-call]
         for handle in handles:
             handle.remove()
