@@ -62,9 +62,9 @@ TENSORFLOW_TESTS = tuple(
 REPORT_TESTS = (
     *("packaging/test_smoke.py", "read", "attribution", "report/test_folds.py", "report/test_answer.py"),
     *("report/test_files.py", "report/test_table.py", "report/test_tensorboard.py", "agents", "cli/test_completion.py"),
-    *("runs/test_files.py", "runs/test_ranks_in_python.py"),
+    *("cli/test_report.py", "notebook", "runs/test_compare.py", "runs/test_files.py"),
 )
-TEST_NEEDS = ("pytest", "pytest-xdist", "hypothesis", "scipy")
+TEST_NEEDS = ("pytest", "pytest-xdist", "hypothesis", "scipy", "ipython")
 LIMIT = 1200
 """Timeout of the tests of a combination (s)."""
 
