@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 PYTHONS = ("3.11", "3.12", "3.13")
-TORCH = ("2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.13.0", "2.15.0")
+TORCH = ("2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.13.0", "2.14.1", "2.15.0")
 MISSING = {"torch-2.4.1-3.13"}
 """Combinations that PyTorch does not publish."""
 CUDA_13 = "2.11.0"
