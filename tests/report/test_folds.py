@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -259,7 +260,7 @@ def _numbers(report: Table) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     }  # fmt: skip
 
 
-def _selected(report: Table, top: int, share: float) -> None:
+def _selected(report: Table, top: int, share: float, expand: Sequence[str] = ()) -> None:
     """Check that selections drop or keep whole lines: `keep_share` by their total times, `top` by their self times."""
     every = _numbers(report)
     totals, own = (
@@ -269,7 +270,7 @@ def _selected(report: Table, top: int, share: float) -> None:
     )  # fmt: skip
     kept = _numbers(keep_share(report, Options(min_share=share)))
     assert kept == {key: every[key] for key in every if totals[key] >= share * (report.whole or 0)}
-    longest = _numbers(process(report, Options(top=top)))
+    longest = _numbers(process(report, Options(top=top, expand=expand)))
     assert longest.items() <= every.items()
     assert sorted(own[key] for key in longest) == sorted(own.values())[-top:]
     assert _numbers(sort(report, Options(sort="time"))) == every
@@ -298,9 +299,10 @@ def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float
 @pytest.mark.parametrize("name", SELECTED)
 def test_selections_of_real_profiles(name: str, top: int) -> None:
     """The same for a ResNet, ranges of a program, and a decoder; and with layers as parts of others."""
+    shared("kineto/graph_pairs/sglang_decode/capture_bs32_rank0.json.gz")  # it lies beside its trace, with more layers
     run = Run(str(shared(name)))
     for options in ({}, {"depth": 1}, {"expand": [""]}):
-        _selected(run.view(**options), top, 0.03)
+        _selected(run.view(**options), top, 0.03, options.get("expand", ()))
 
 
 @pytest.mark.parametrize("columns", ["work", "roofline", "tensor", "memory", "communication", "all"])

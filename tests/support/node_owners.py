@@ -1,4 +1,4 @@
-"""Layer of each autograd node from forward hooks, and the range around it in the backward from NVTX marks."""
+"""Layer of each autograd node from hooks of PyTorch, and the range around it in the backward from NVTX marks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from captured import Captured, capture
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from annot import emit_ranges, mark
 
@@ -87,3 +88,41 @@ def owners(folder: Path, model: nn.Module, loss: Callable[[], torch.Tensor]) -> 
 
 def _inside(node: Any, notes: list[tuple[int, int, str]]) -> bool:
     return any(start <= node._sequence_nr() < end for start, end, _ in notes)
+
+
+def owners_at_creation(
+    folder: Path, model: nn.Module, loss: Callable[[], torch.Tensor]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Do the same as `owners` with `torch.autograd.graph.node_creation_hook` of PyTorch 2.14.
+
+    The layer of a node is the innermost module that runs when the hook reports the node, also in a backward that runs
+    layers again. The first result has all nodes that were created, the second those that ran.
+    """
+    running: list[str] = []
+    truth: dict[str, str] = {}
+
+    def created(node: Any) -> None:
+        if node._sequence_nr() == _ACCUMULATE_GRAD:
+            return
+        text = f"{len(truth)} {node.name()}"
+        truth[text] = running[-1] if running else "engine"
+        node.register_hook(lambda *_: mark(text))
+
+    def body() -> None:
+        handles = _follow_calls(model, running)
+        with emit_ranges(model), torch.autograd.graph.node_creation_hook(created):  # type: ignore[attr-defined]
+            loss().backward()  # type: ignore[no-untyped-call]
+        for handle in handles:
+            handle.remove()
+
+    return truth, layer_of_each_mark(capture(folder, body))
+
+
+def _follow_calls(model: nn.Module, running: list[str]) -> list[RemovableHandle]:
+    """Keep the paths of the modules that run in a list, the innermost last. The model itself has its class name."""
+    handles = []
+    for path, module in model.named_modules():
+        name = path or type(model).__name__
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
+    return handles

@@ -1,7 +1,7 @@
 """Smoke test of annot with the PyTorch of this interpreter: a minute of training, each check with and without ranges.
 
 ``python torch_smoke.py`` prints one line per check, and exits with 1 if one fails. `test_dynamo.py` runs it
-with the PyTorch of the tests, `torch_matrix.py` with other releases.
+with the PyTorch of the tests, `release_matrix.py` with other releases.
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: b
 
     A mode that was asked for notes layers without a tool of NVTX too.
     """
+    if compiled and tf.__version__.startswith("2.16."):
+        pytest.skip("the profiler of TensorFlow 2.16 sees no operations that XLA compiled for a CPU")
     model.compile(keras.optimizers.Adam(name="adam"), "mse", jit_compile=compiled)
     assert not annot.enabled()
     annot.enable(mode is None)

@@ -110,11 +110,12 @@ def _cut_at_gaps(opened: pl.DataFrame, sections: list[Section]) -> tuple[pl.Data
 def _decode(data: bytes, sections: list[Section]) -> pl.DataFrame:
     words = pl.Series("words", array("Q", data), pl.UInt64).reshape((len(data) // RECORD, 4))
     frame = words.to_frame().select(pl.col("words").arr.get(i).alias(f"w{i}") for i in range(4)).with_row_index("row")
-    counts = [section.count for section in sections]
+    counts = pl.Series([section.count for section in sections], dtype=pl.UInt32)  # also 0
+    numbers = pl.Series(range(len(sections)), dtype=pl.UInt32)
     frame = frame.with_columns(
         kind=pl.col("w0") & 0xFF,
         flags=pl.col("w0") // (1 << 8) & 0xFF,
-        section=pl.Series(range(len(sections)), dtype=pl.UInt32).repeat_by(pl.Series(counts)).explode(),
+        section=numbers.repeat_by(counts).explode(empty_as_null=False),
         next=pl.col("w3").shift(-1, fill_value=0),
     )
     extra = pl.col("flags") & _HAS_EXTRA != 0
