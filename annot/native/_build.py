@@ -1,12 +1,14 @@
 """Build commands for the C extensions, used by setuptools only.
 
 They select the extensions for this platform, find the NVTX headers of the PyPI package `nvidia-nvtx`, and tag the wheel
-depending on which extensions were built.
+depending on which extensions were built. An extension that cannot be built is left out; with the environment variable
+``ANNOT_REQUIRE_NATIVE=1``, which wheels for publication use, the build fails instead.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -57,6 +59,7 @@ class BuildNative(build_ext):
         """Select the extensions, and add the NVTX header folders to the include path of setuptools."""
         self.distribution.ext_modules = list(filter(is_supported, self.distribution.ext_modules or ()))
         for extension in self.distribution.ext_modules:
+            extension.optional = not os.environ.get("ANNOT_REQUIRE_NATIVE")
             extension.py_limited_api = not is_free_threaded()
             extension.define_macros = [tuple(macro) for macro in extension.define_macros]  # lists before setuptools 83
         super().finalize_options()
