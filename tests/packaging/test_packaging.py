@@ -77,7 +77,7 @@ def test_source_distribution_has_every_file_of_the_package(built: Path) -> None:
 
 
 def test_wheel_is_for_every_python_from_3_11(built: Path) -> None:
-    """One wheel serves all versions: abi3, with the four C parts without their sources, types, guides, page, licences."""
+    """One wheel serves all versions: abi3, with the C parts without their sources, types, guides, page and licences."""
     (wheel,) = built.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     with zipfile.ZipFile(wheel) as archive:
@@ -141,7 +141,8 @@ def test_wheel_of_a_free_threaded_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "names"), [("linux", ["_emit", "_recorder", "_tables", "_tf_ops"]), ("darwin", ["_tables"]), ("win32", [])]
+    ("platform", "names"),
+    [("linux", ["_emit", "_recorder", "_tables", "_tf_ops"]), ("darwin", ["_tables"]), ("win32", [])],
 )
 def test_extensions_of_a_platform(monkeypatch: pytest.MonkeyPatch, platform: str, names: list[str]) -> None:
     """What a platform cannot build is not attempted: setuptools would print the errors of its compiler."""
@@ -166,6 +167,19 @@ def test_macros_of_extensions_are_tuples() -> None:
     extension.define_macros = [["Py_LIMITED_API", "0x030B0000"]]
     BuildNative(Distribution({"ext_modules": [extension]})).finalize_options()
     assert extension.define_macros == [("Py_LIMITED_API", "0x030B0000")]
+
+
+@pytest.mark.parametrize(("value", "is_optional"), [("1", False), ("", True)])
+def test_wheels_for_publication_have_all_parts(monkeypatch: pytest.MonkeyPatch, value: str, is_optional: bool) -> None:
+    """With ANNOT_REQUIRE_NATIVE the build fails where a part cannot be built."""
+    from setuptools import Distribution, Extension
+
+    from annot.native._build import BuildNative
+
+    monkeypatch.setenv("ANNOT_REQUIRE_NATIVE", value)
+    extension = Extension("annot.native._emit", [])
+    BuildNative(Distribution({"ext_modules": [extension]})).finalize_options()
+    assert extension.optional is is_optional
 
 
 def test_wheel_is_small(built: Path) -> None:

@@ -63,7 +63,7 @@ def test_types_and_data_are_there():
 
 @needs_recorder
 def test_native_parts_were_built():
-    """Where one C part was built, all of them were, and they are loaded; free-threaded Python has only the libraries."""
+    """Where one C part was built, all of them were, and are loaded; free-threaded Python has only the libraries."""
     from annot import native
 
     has_modules = not sysconfig.get_config_var("Py_GIL_DISABLED")
