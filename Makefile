@@ -160,7 +160,7 @@ wheel: $(DIST_VENV)/.installed
 
 check-wheel:
 	@for python in $(PYTHONS); do echo "== $$($$python --version)" && \
-		$$python -m venv --clear build/wheel && build/wheel/bin/python -m pip install -q pytest dist/*-manylinux*$(MACHINE).whl && \
+		$$python -m venv --clear build/wheel && build/wheel/bin/python -m pip install -q pytest dist/*-abi3-manylinux*$(MACHINE).whl && \
 		ANNOT_TEST_PACKAGE=$(CURDIR)/build/wheel build/wheel/bin/python -P -m pytest -q -m smoke tests/packaging/test_smoke.py || exit 1; done
 
 wheels: $(DIST_VENV)/.installed
