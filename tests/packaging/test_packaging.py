@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from email import message_from_string
@@ -76,7 +77,7 @@ def test_source_distribution_has_every_file_of_the_package(built: Path) -> None:
 
 
 def test_wheel_is_for_every_python_from_3_11(built: Path) -> None:
-    """One wheel serves all versions: abi3, with the four C parts, types, guides, page and licences."""
+    """One wheel serves all versions: abi3, with the C parts without their sources, types, guides, page and licences."""
     (wheel,) = built.glob("*.whl")
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     with zipfile.ZipFile(wheel) as archive:
@@ -85,6 +86,7 @@ def test_wheel_is_for_every_python_from_3_11(built: Path) -> None:
         meta = message_from_string(archive.read(information).decode())
     assert {f"annot/native/_{part}.abi3.so" for part in ("emit", "recorder", "tables", "tf_ops")} <= names
     assert {"annot/native/_emit.pyi", "annot/native/_tables.pyi"} <= names
+    assert [name for name in names if name.endswith((".c", ".h"))] == []
     assert {"annot/py.typed", "annot/guide/tags.md", "annot/report/page/page.html"} <= names
     assert {f"annot/skills/profile-layers/{name}.md" for name in ("SKILL", "references/causes")} <= names
     assert [name for name in names if not name.startswith(("annot/", "annot_nvtx-"))] == ["pytest_annot.py"]
@@ -121,22 +123,39 @@ def test_wheel_without_a_compiler_is_for_every_platform(built_without_compiler: 
 
 
 def test_wheel_with_some_of_the_parts_is_for_this_platform(tmp_path: Path) -> None:
-    """A compiler without the headers of Python builds the libraries that do without them."""
+    """A compiler without the headers of Python builds the libraries that do without them, for every Python."""
     compiler = tmp_path / "cc"
     compiler.write_text('#!/bin/sh\ncase "$*" in *_LIMITED_API*) exit 1;; esac\nexec gcc "$@"\n')
     compiler.chmod(0o755)
     tags = wheel_of(tmp_path, CC=str(compiler))
-    assert tags[:2] == ["cp311", "abi3"]
+    assert tags[:2] == ["py3", "none"]
+    assert tags[2] != "any"
     assert tags[3:] == ["annot/native/_recorder.abi3.so", "annot/native/_tf_ops.abi3.so"]
 
 
 def test_wheel_of_a_free_threaded_python(tmp_path: Path) -> None:
-    """It has no limited API: the wheel is for that release alone, with the libraries that make no call to Python."""
+    """It has only the libraries that make no call to Python, so one wheel is for all releases."""
     tags = wheel_of(tmp_path, "import sysconfig", "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1")
-    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    assert tags[:2] == [version, version]
+    assert tags[:2] == ["py3", "none"]
     assert tags[3:] == [f"annot/native/_recorder{suffix}", f"annot/native/_tf_ops{suffix}"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "names"),
+    [("linux", ["_emit", "_recorder", "_tables", "_tf_ops"]), ("darwin", ["_tables"]), ("win32", [])],
+)
+def test_extensions_of_a_platform(monkeypatch: pytest.MonkeyPatch, platform: str, names: list[str]) -> None:
+    """What a platform cannot build is not attempted: setuptools would print the errors of its compiler."""
+    from setuptools import Extension
+
+    from annot.native import _build
+
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    monkeypatch.setattr(_build.sys, "platform", platform)
+    extensions = [Extension(one["name"], [], define_macros=one.get("define-macros")) for one in declared]
+    supported = [one.name for one in extensions if _build.is_supported(one)]
+    assert sorted(supported) == [f"annot.native.{name}" for name in names]
 
 
 def test_macros_of_extensions_are_tuples() -> None:
@@ -149,6 +168,19 @@ def test_macros_of_extensions_are_tuples() -> None:
     extension.define_macros = [["Py_LIMITED_API", "0x030B0000"]]
     BuildNative(Distribution({"ext_modules": [extension]})).finalize_options()
     assert extension.define_macros == [("Py_LIMITED_API", "0x030B0000")]
+
+
+@pytest.mark.parametrize(("value", "is_optional"), [("1", False), ("", True)])
+def test_wheels_for_publication_have_all_parts(monkeypatch: pytest.MonkeyPatch, value: str, is_optional: bool) -> None:
+    """With ANNOT_REQUIRE_NATIVE the build fails where a part cannot be built."""
+    from setuptools import Distribution, Extension
+
+    from annot.native._build import BuildNative
+
+    monkeypatch.setenv("ANNOT_REQUIRE_NATIVE", value)
+    extension = Extension("annot.native._emit", [])
+    BuildNative(Distribution({"ext_modules": [extension]})).finalize_options()
+    assert extension.optional is is_optional
 
 
 def test_wheel_is_small(built: Path) -> None:

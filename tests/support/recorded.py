@@ -21,6 +21,10 @@ from annot.read.recording.export import Recording, assemble
 
 SANITIZER = os.environ.get("ANNOT_TEST_SANITIZER")
 """Sanitizer for compiling the program and the recorder, such as ``thread``. `test_sanitizers` sets it."""
+EMULATED = bool(os.environ.get("ANNOT_TEST_EMULATED"))
+"""Whether the program and the recorder are compiled for aarch64, and run under qemu. `test_aarch64` sets it."""
+AARCH64 = "aarch64-linux-gnu"
+"""Prefix of the cross compiler, and name of the folder with its libraries in `/usr`."""
 SOURCE = Path(__file__).with_name("recorder_client.c")
 NAMES = {33: "category", 34: "mark", 39: "thread", 59: "push", 60: "start", 75: "domain", 76: "domain end"}
 PAYLOADS = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
@@ -39,19 +43,31 @@ def client() -> str:
     headers = nvtx_headers()
     if not shutil.which("gcc") or not headers:
         pytest.skip("needs gcc and the headers of nvidia-nvtx")
-    return _compiled([SOURCE], "-ldl")
+    program = _compiled([SOURCE], "-ldl")
+    return emulated(program) if EMULATED else program
+
+
+def emulated(program: str) -> str:
+    """Return the path of a script that runs a program for aarch64."""
+    script = Path(program).with_suffix(".sh")
+    unfinished = script.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(f'#!/bin/sh\nexec qemu-aarch64 -L /usr/{AARCH64} {program} "$@"\n')
+    unfinished.chmod(0o755)
+    unfinished.rename(script)
+    return str(script)
 
 
 def _compiled(sources: list[Path], *options: str) -> str:
     flags = [f"-fsanitize={SANITIZER}", "-fno-sanitize-recover=all", "-g"] if SANITIZER else []
     includes = [f"-I{path}" for path in nvtx_headers()]
-    return str(compiled(["gcc", "-O2", "-std=gnu11", "-pthread", *flags, *includes], sources, *options))
+    compiler = f"{AARCH64}-gcc" if EMULATED else "gcc"
+    return str(compiled([compiler, "-O2", "-std=gnu11", "-pthread", *flags, *includes], sources, *options))
 
 
 @functools.cache
 def recorder() -> str:
     """Return the path of the recorder. Skip the test if it was not built."""
-    if SANITIZER:
+    if SANITIZER or EMULATED:
         return _compiled(sorted((Path(native.__file__).parent / "recorder").glob("*.c")), "-shared", "-fPIC")
     library = native.recorder_library()
     if library is None:

@@ -30,10 +30,6 @@ int scan_fail(Trouble *trouble, Verdict verdict, const char *format, ...) {
     return -1;
 }
 
-static uint32_t big16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
-
-static uint32_t big32(const uint8_t *at) { return big16(at) << 16 | big16(at + 2); }
-
 const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, uint64_t *value) {
     uint64_t result = 0;
     for (int i = 0; i < 9 && at < end; i++, at++) {

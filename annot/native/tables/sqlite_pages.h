@@ -68,6 +68,13 @@ int pages_next(Pages *pages, Cell *cell);
 /* Reads overflow page `number`: its content, and the number of the page after it (0: none); -1 on failure. */
 int pages_overflow(Pages *pages, uint32_t number, const uint8_t **content, uint32_t *after);
 
+/* Big-endian integers. Compilers make one load of each; macOS lacks the functions of endian.h. */
+static inline uint32_t big16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
+
+static inline uint32_t big32(const uint8_t *at) { return big16(at) << 16 | big16(at + 2); }
+
+static inline uint64_t big64(const uint8_t *at) { return (uint64_t)big32(at) << 32 | big32(at + 4); }
+
 const uint8_t *read_long_varint(const uint8_t *at, const uint8_t *end, uint64_t *value);
 
 /* Reads a varint of 1 to 9 bytes. Returns the byte after it, or NULL if it runs past `end`. */

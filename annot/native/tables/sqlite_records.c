@@ -57,10 +57,7 @@ static int begin_chain(Layout *layout, Pages *pages, const Cell *cell, Chain *ch
     if (make_room(layout, cell->local, pages->trouble) < 0)
         return -1;
     memcpy(layout->joined, cell->payload, cell->local);
-    const uint8_t *after = cell->payload + cell->local;
-    uint32_t next;
-    memcpy(&next, after, sizeof next);
-    *chain = (Chain){cell->local, be32toh(next)};
+    *chain = (Chain){cell->local, big32(cell->payload + cell->local)};
     return 0;
 }
 

@@ -3,9 +3,6 @@
 
 #include "sqlite_pages.h"
 
-#include <endian.h>
-#include <string.h>
-
 typedef enum { INTEGER, ALIAS /* INTEGER PRIMARY KEY: stored as NULL, value is the rowid */, TEXT } Kind;
 
 #define ROWID (-1)
@@ -38,9 +35,8 @@ static inline int layout_integer(const Selected *selected, const uint8_t *record
     static const uint8_t sizes[] = {0, 1, 2, 3, 4, 6, 8};
     if (selected->type == 0 || selected->type >= sizeof sizes) /* NULL, which may mean the rowid, and rare types */
         return layout_rare_integer(selected, rowid, value, trouble);
-    uint64_t raw; /* big-endian; SLACK makes it safe to load eight bytes */
-    memcpy(&raw, record + selected->offset, 8);
-    *value = (int64_t)be64toh(raw) >> (64 - 8 * sizes[selected->type]);
+    /* SLACK makes it safe to load eight bytes. */
+    *value = (int64_t)big64(record + selected->offset) >> (64 - 8 * sizes[selected->type]);
     return 1;
 }
 /* Reads a text column; the length is 0 for NULL. Returns -1 on failure. */
