@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from annot.errors import writing
+
+_log: Final = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -30,6 +33,7 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
     try:
         with file:
             yield file
+        _log.info("wrote %s", out)
         if replaces:
             if out.exists():
                 shutil.copymode(out, target)

@@ -34,7 +34,7 @@ def test_navigation_has_every_guide() -> None:
 
 def test_mentions_of_guides_are_links(pages: ModuleType) -> None:
     """In text only: code and existing links stay, and a command with options is no mention."""
-    text = "`annot guide tags` [`annot guide tags`](x.md) `annot guide agents --install F`\n```text\n`annot guide try`\n```"
+    text = "`annot guide tags` [`annot guide tags`](x.md) `annot guide try --x`\n```text\n`annot guide try`\n```"
     linked = "[`annot guide tags`](guide/tags.md)"
     assert pages.linked(text, "index.md") == text.replace("`annot guide tags`", linked, 1)
     assert pages.linked(text, "guide/try.md") == text.replace("`annot guide tags`", linked.replace("guide/", ""), 1)
