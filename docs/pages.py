@@ -32,7 +32,7 @@ COLUMNS: Final = 110
 """Width of the pictures of terminals, and of the help of commands, in characters."""
 
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
-_GUIDE: Final = re.compile(rf"(?<!\[)`annot guide ({'|'.join(CHAPTERS)})`(?!\])")
+_GUIDE: Final = re.compile(rf"`annot guide ({'|'.join(CHAPTERS)})`(?!\])")
 
 
 @dataclass(frozen=True, slots=True)
