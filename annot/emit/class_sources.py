@@ -34,7 +34,7 @@ def _note(name: str, cls: type) -> None:
         text = format_source(name, source)
         _noted[name] = source
         if client.attached():  # torch.profiler has no marks
-            client.mark(client.event(text, few=True))
+            client.mark_fact(text)
 
 
 def noted() -> dict[str, str]:

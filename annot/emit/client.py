@@ -35,6 +35,7 @@ _recording = False
 _connected = False
 _events: dict[tuple[str, str, str | None, str | int | None], Any] = {}
 _texts: set[tuple[str, str]] = set()
+_facts: dict[str, Any] = {}
 _categories: dict[tuple[str, str], int] = {}
 _categories_lock = fork_safe()
 
@@ -167,6 +168,27 @@ def event(
     if keep:
         _events[text, domain, category, color] = made
     return made
+
+
+def mark_fact(text: str, *, category: str | None = None, few: bool = True) -> None:
+    """Emit a mark that describes the run. Windows of a collector that open later get it, too (`repeat_facts`).
+
+    Args:
+        text: text of the mark.
+        category: as in `event`.
+        few: as in `event`.
+    """
+    made = event(text, category=category, few=few)
+    _facts.pop(text, None)  # the last of several facts counts
+    if few or len(_facts) < MAX_TEXTS:
+        _facts[text] = made
+    mark(made)
+
+
+def repeat_facts() -> None:
+    """Emit the marks of `mark_fact` again, in the same order, for a collector that starts now."""
+    for made in _facts.copy().values():
+        mark(made)
 
 
 def texts() -> dict[str, str]:

@@ -38,8 +38,8 @@ def attempt(work: Callable[..., T], *args: Any, otherwise: T, note: str = "") ->
 
 
 def mark(make_text: Callable[[], str]) -> None:
-    """Emit a mark with a text, or none if making the text fails."""
-    attempt(lambda: client.mark(client.event(make_text(), few=True)), otherwise=None)
+    """Emit a mark that describes the run, or none if making the text fails."""
+    attempt(lambda: client.mark_fact(make_text()), otherwise=None)
 
 
 def _to_the_end(work: Callable[..., None], *args: Any) -> None:

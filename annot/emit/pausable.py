@@ -34,6 +34,7 @@ class _Capture:
         if on and self._opened is None:
             self._tell_cuda("start")
             self._opened = client.start(client.event(CAPTURE_RANGE, category="loop", few=True))
+            client.repeat_facts()  # those of the warm-up are not in the window
         elif not on and self._opened is not None:
             client.end(self._opened)
             self._opened = None

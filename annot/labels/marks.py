@@ -1,4 +1,4 @@
-"""Texts of annot's marks: ranks, machine, threads, loaders, memory, sources of classes, name scopes of TensorFlow.
+"""Texts of annot's marks: ranks, machine, threads, loaders, memory, sources, name scopes, work of operators.
 
 ``Rank 3 of 8``: rank of the process and number of ranks.
 
@@ -20,6 +20,10 @@ allocated by PyTorch's caching allocator on that device.
 ``Scope sequential_1/conv_1 = sequential/conv Conv2D [8,32,32,3]f32 kernel_size=3,3 |fwd``: the text after the equals
 sign is the label of the layer's forward range, in the format of `annot.labels.tag`. Operation names start with their
 scope. The scope of a layer can differ from its path, because TensorFlow appends a number to a scope that exists.
+
+``Work flops=48 read=24 written=24 = 0 Net mylib::scale [2,3]f32 |op``: FLOPs of a call of an operator by the formula in
+`torch.utils.flop_counter`, the bytes of the tensors that it reads and writes, and after the equals sign the text of its
+range. The first of equal calls emits the mark.
 """
 
 from __future__ import annotations
@@ -52,6 +56,9 @@ SCOPE: Final = "Scope "
 SOURCE: Final = "Source "
 """Prefix of source marks."""
 
+WORK: Final = "Work "
+"""Prefix of marks about the work of operators."""
+
 SCOPES_FILE: Final = "annot_scopes.txt"
 """File with a scope mark per line, for profiles without NVTX marks. It is in the folder of the profile or a parent."""
 
@@ -67,6 +74,7 @@ _MACHINE: Final = re.compile(
 _RANK: Final = re.compile(r"Rank (\d{1,9}) of (\d{1,9})")
 _MEMORY: Final = re.compile(r"memory (change|peak) \|(rss|cuda:[0-9]+)")
 _SOURCE: Final = re.compile(rf"{SOURCE}(\S+) = (.+:\d+)")
+_WORK: Final = re.compile(rf"{WORK}flops=(\d{{1,18}}) read=(\d{{1,18}}) written=(\d{{1,18}}) = (.+)", re.DOTALL)
 _SCOPE: Final = re.compile(rf"{SCOPE}(\S+) = (.+)", re.DOTALL)
 
 
@@ -258,3 +266,41 @@ def parse_scope(text: str) -> tuple[str, tag.Tag] | None:
     match = _SCOPE.fullmatch(text)
     layer = match and tag.parse(match[2])
     return (match[1], layer) if match and layer else None
+
+
+def format_work(text: str, flops: int, read: int, written: int) -> str:
+    """Return the text of a mark about the work of an operator.
+
+    Args:
+        text: text of the range of the call.
+        flops: floating-point operations of the call.
+        read: bytes of the tensors that it reads.
+        written: bytes of the tensors that it writes.
+
+    Raises:
+        ValueError: the text is not that of an operation, or a number is negative or has more than 18 digits.
+
+    Example:
+        >>> format_work("0 Net mylib::scale [2,3]f32 |op", 48, 24, 24)
+        'Work flops=48 read=24 written=24 = 0 Net mylib::scale [2,3]f32 |op'
+    """
+    mark = f"{WORK}flops={flops} read={read} written={written} = {text}"
+    if parse_work(mark) is None:
+        raise ValueError(f"work marks do not support {flops} FLOPs and {read} and {written} bytes of {text!r}")
+    return mark
+
+
+def parse_work(text: str) -> tuple[str, int, int, int] | None:
+    """Return the text of the range, FLOPs, bytes read and bytes written of a work mark, or None for other texts.
+
+    Example:
+        >>> parse_work("Work flops=48 read=24 written=24 = 0 Net mylib::scale [2,3]f32 |op")
+        ('0 Net mylib::scale [2,3]f32 |op', 48, 24, 24)
+        >>> parse_work("Work in progress") is None
+        True
+    """
+    match = _WORK.fullmatch(text)
+    label = match and tag.parse(match[4])
+    if match is None or label is None or label.phase != "op":
+        return None
+    return match[4], int(match[1]), int(match[2]), int(match[3])

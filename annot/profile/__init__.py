@@ -26,6 +26,7 @@ and, if it differs from the default,
                               persistent, pinned) if known
     sources       dict[str, str]  file and line of module classes or of their `forward`, as "model.py:12, net.py:7"
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
+    works         list[str]   texts of marks about the work of operators; see `annot.labels.marks`
     program       dict        command, folder and script of `annot run`; see `annot.util.program.Program.facts`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems

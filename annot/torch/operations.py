@@ -21,6 +21,7 @@ from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.dynamo import set_callback
+from annot.torch.flop_formulas import OPERATORS, formula_of, marked, operator_name
 from annot.torch.internals import internal, is_autocast, is_compiling, is_tracing, mode_count
 from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
@@ -116,35 +117,37 @@ class Operations(TorchFunctionMode):
 
     def _range_of(self, func: Any, is_watched: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the wrapper from `client.wrapper` with the range of a call, or None if it runs without a range."""
-        name = getattr(func, "__name__", "__get__")
+        name = operator_name(func) if type(func) in OPERATORS else getattr(func, "__name__", "__get__")
         if name in _QUERIES or name.startswith("is_") or (site := self._site()) is None:
             return None
         events = site.operations.get(name)
         if events is None:
             events = site.operations[name] = Recent()
         if not site.shapes:
-            return events.get(None) or _remember(events, None, site, name)
+            return events.get(None) or _remember(events, None, _text(site, name))
         try:
-            return _find_event(is_watched, events, site, func, args, kwargs)
+            return _find_event(is_watched, events, site, name, func, args, kwargs)
         except Exception as error:  # e.g. reading the shape of an argument fails
-            if not guard.recurs(error, _find_event, is_watched, events, site, func, args, kwargs):
+            if not guard.recurs(error, _find_event, is_watched, events, site, name, func, args, kwargs):
                 raise
-            return events.get(None) or _remember(events, None, site, name)
+            return events.get(None) or _remember(events, None, _text(site, name))
 
 
 def _find_event(
-    is_watched: bool, events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    is_watched: bool, events: Recent, site: Site, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     if is_watched or mode_count():  # a tensor subclass or another mode would intercept the reads
         with torch._C.DisableTorchFunction():
-            return _event_of(events, site, func, args, kwargs)
-    return _event_of(events, site, func, args, kwargs)
+            return _event_of(events, site, name, func, args, kwargs)
+    return _event_of(events, site, name, func, args, kwargs)
 
 
-def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _event_of(
+    events: Recent, site: Site, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     key: Any = tuple([_key(value, 2) for value in args])
     if kwargs:
-        key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
+        key = key, *[(keyword, _key(value, 2)) for keyword, value in kwargs.items()]
     if is_autocast():
         key = autocast_dtype(tensors_in(args, kwargs, is_tensor)), key
     cached = events.get(key) or events.recall(key)
@@ -154,13 +157,18 @@ def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwar
     if len(events) >= MAX_VARIANTS:
         arguments = ()
     specs, omitted, autocast = shown(tensors)
-    return _remember(events, key, site, func.__name__, (specs, omitted, arguments + autocast))
+    text = _text(site, name, (specs, omitted, arguments + autocast))
+    inside, formula = _remember(events, key, text), formula_of(func)
+    return inside if formula is None else marked(inside, formula, text)  # a mark for the first of equal calls
 
 
-def _remember(events: Recent, key: Any, site: Site, name: str, description: Shown = ((), 0, ())) -> Any:
+def _text(site: Site, name: str, description: Shown = ((), 0, ())) -> str:
     specs, omitted, arguments = description
-    label = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
-    return events.keep(key, client.wrapper(client.event(tag.format(label), category="op")))
+    return tag.format(tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments))
+
+
+def _remember(events: Recent, key: Any, text: str) -> Any:
+    return events.keep(key, client.wrapper(client.event(text, category="op")))
 
 
 def _key(value: Any, depth: int) -> Any:

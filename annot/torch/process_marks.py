@@ -22,7 +22,7 @@ def say_rank() -> None:
         rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
         if not (rank.isdecimal() and world_size.isdecimal()):
             return
-    client.mark(client.event(format_rank(int(rank), int(world_size)), category="collective", few=True))
+    client.mark_fact(format_rank(int(rank), int(world_size)), category="collective")
 
 
 def say_threads() -> None:

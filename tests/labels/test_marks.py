@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from annot.labels import tag
 from annot.labels.marks import (
@@ -14,6 +16,7 @@ from annot.labels.marks import (
     format_rank,
     format_scope,
     format_source,
+    format_work,
     parse_cpu,
     parse_loader,
     parse_machine,
@@ -21,6 +24,7 @@ from annot.labels.marks import (
     parse_rank,
     parse_scope,
     parse_source,
+    parse_work,
 )
 
 
@@ -79,3 +83,29 @@ def test_a_scope_has_the_forward_range_of_its_layer() -> None:
     assert parse_scope("Scope net = not a label") is None
     with pytest.raises(ValueError, match="'' is not a name scope"):
         format_scope("", layer)
+
+
+_CALL = "0 Net mylib::scale [2,3]f32 |op"
+_sizes = st.integers(0, 10**18 - 1)
+
+
+@given(_sizes, _sizes, _sizes)
+def test_work_has_the_range_of_its_operator(flops: int, read: int, written: int) -> None:
+    assert parse_work(format_work(_CALL, flops, read, written)) == (_CALL, flops, read, written)
+
+
+@pytest.mark.parametrize(("text", "flops"), [("0 Linear [2,3]f32 |fwd", 1), ("scale", 1), (_CALL, -1), (_CALL, 10**18)])
+def test_other_work_has_no_mark(text: str, flops: int) -> None:
+    with pytest.raises(ValueError, match="work marks do not support"):
+        format_work(text, flops, 0, 0)
+
+
+@given(st.integers(0, 70), st.integers(0, 5), st.text(max_size=5))
+def test_damaged_work_is_none_or_that_of_an_operator(start: int, length: int, patch: str) -> None:
+    mark = format_work(_CALL, 48, 24, 24)
+    work = parse_work(mark[:start] + patch + mark[start + length :])
+    if work is not None:
+        parsed = tag.parse(work[0])
+        assert parsed is not None
+        assert parsed.phase == "op"
+        assert all(0 <= number < 10**18 for number in work[1:])

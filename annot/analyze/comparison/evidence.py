@@ -42,6 +42,7 @@ _MAD: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _ROUNDING: Final = 1e-12
 _LARGEST: Final = 700.0
+"""Largest absolute logarithm of a factor; e**710 overflows, and a factor of 0 means unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +287,4 @@ def _added(first: tuple[float, float], second: tuple[float, float]) -> tuple[flo
 
 
 def _exp(logarithm: float) -> float:
-    return math.exp(min(logarithm, _LARGEST))
+    return math.exp(min(max(logarithm, -_LARGEST), _LARGEST))

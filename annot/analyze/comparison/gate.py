@@ -15,7 +15,6 @@ must stand out from those of the other layers.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -226,7 +225,7 @@ class _Gate:
         for name, change in self.totals.items():
             if change.low is None or change.high is None:
                 continue
-            visible = math.sqrt(change.high / max(change.low, sys.float_info.min))
+            visible = math.sqrt(change.high) / math.sqrt(change.low)
             if visible > self.above:
                 return f"the runs differ so much that {name} is slower only if it takes {visible:.3g} times as long"
         return ""

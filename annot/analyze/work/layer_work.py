@@ -13,14 +13,14 @@ Sources: https://docs.nvidia.com/nsight-compute/ProfilingGuide/ and https://docs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
 
 from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities
 from annot.analyze.kernel_names import classify
-from annot.analyze.work.call import Cost, Gemms
+from annot.analyze.work.call import Cost, Gemms, Work
 from annot.analyze.work.formulas import cost, expected
 from annot.analyze.work.operators import Calls, operator_calls
 from annot.attribution import column_ops
@@ -28,6 +28,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import LAYER_PHASES, by_layer
 from annot.attribution.nesting import KEY, Key
 from annot.labels import layer_path
+from annot.labels.marks import parse_work
 from annot.labels.tag import Tag, parse
 from annot.profile import Profile
 
@@ -120,7 +121,7 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
         if _is_layer(tag):
             work = expected(tag, alone=tag.layer not in inside)
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
-    _add_operations(sums, _operations(attribution))
+    _add_operations(sums, _operations(attribution), _registered(attribution.meta.get("works", ())))
     for key, works in operator_calls(attribution).items():
         if key[2] in LAYER_PHASES and (key not in sums or _is_void(sums[key])):
             sums[key] = works
@@ -164,15 +165,29 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
             yield tag, phases[path], calls
 
 
-def _add_operations(sums: dict[Key, Calls], operations: Iterator[tuple[Tag, str, int]]) -> None:
-    """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
+def _registered(marks: Iterable[str]) -> dict[str, Work | None]:
+    """Return the work that marks name for the text of an operation; None: two of them differ."""
+    works: dict[str, Work | None] = {}
+    for text, flops, read, written in filter(None, map(parse_work, marks)):
+        work = Work(flops, read, written, params=0)
+        works[text] = work if works.setdefault(text, work) == work else None
+    return works
+
+
+def _add_operations(
+    sums: dict[Key, Calls], operations: Iterator[tuple[Tag, str, int]], registered: Mapping[str, Work | None]
+) -> None:
+    """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations.
+
+    The work is that of annot's formula, or else the `registered` one, which does not say what the backward computes.
+    """
     by_key: dict[Key, tuple[Calls, Calls]] = {}
     for tag, phase, calls in operations:
         key = tag.layer, tag.module, phase
         if key in sums and phase in ("forward", "recompute") and _is_void(sums[key]):
             forward, backward = by_key.setdefault(key, ([], []))
             work = cost(tag)
-            forward.append((work.forward() if work else None, calls))
+            forward.append((work.forward() if work else registered.get(str(tag)), calls))
             backward.append((work.backward() if work else None, calls))
     for (layer, module, phase), (forward, backward) in by_key.items():
         count = sum(calls for _, calls in sums[layer, module, phase])

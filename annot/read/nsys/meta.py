@@ -16,6 +16,7 @@ from annot.labels.marks import (
     MEMORY,
     SCOPE,
     SOURCE,
+    WORK,
     cpu_model,
     parse_cpu,
     parse_loader,
@@ -136,6 +137,7 @@ class AnnotMarks:
         self._loaders: defaultdict[int, list[dict[str, int]]] = defaultdict(list)  # different ones by process
         self._machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self._scopes: list[str] = []  # texts that map name scopes to layers
+        self._works: list[str] = []  # texts with the work of operators
         self._sources: dict[str, str] = {}  # file and line of module classes
 
     def add(self, marks: pl.DataFrame) -> None:
@@ -144,6 +146,7 @@ class AnnotMarks:
         if own.is_empty():
             return
         self._scopes = list(dict.fromkeys((*self._scopes, *_texts(own, SCOPE))))
+        self._works = list(dict.fromkeys((*self._works, *_texts(own, WORK))))
         for module, source in filter(None, map(parse_source, _texts(own, SOURCE))):
             _add(self._sources, module, source)  # classes of the same name
         for facts in filter(None, map(parse_machine, _texts(own, MACHINE)[:_MOST_MACHINES])):
@@ -165,6 +168,7 @@ class AnnotMarks:
         versions = {name: fact for name, fact in self._machine.items() if name != "CPU"}
         facts: dict[str, Any] = {
             "scopes": self._scopes,
+            "works": self._works,
             "sources": self._sources,
             "software": versions | meta.get("software", {}),
             "cpu": self._machine.get("CPU"),
