@@ -148,7 +148,7 @@ def _dispatch(words: list[str]) -> int:
 
 @contextmanager
 def _logging(verbose: bool) -> Iterator[None]:
-    """Print the log messages of annot inside the block, with the ms since the start of the process."""
+    """Print the log messages of annot inside the block, with the milliseconds since annot started."""
     if not verbose:
         yield
         return
@@ -156,14 +156,16 @@ def _logging(verbose: bool) -> Iterator[None]:
 
     log, handler = logging.getLogger("annot"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("annot: %(relativeCreated).0f ms %(name)s: %(message)s"))
-    level = log.level
+    level, propagate = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.propagate = False  # `annot mcp` has a handler of its own
     try:
         yield
         log.info("finished")
     finally:
         log.setLevel(level)
+        log.propagate = propagate
         log.removeHandler(handler)
 
 

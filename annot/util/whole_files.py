@@ -33,7 +33,6 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
     try:
         with file:
             yield file
-        _log.info("wrote %s", out)
         if replaces:
             if out.exists():
                 shutil.copymode(out, target)
@@ -42,6 +41,7 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
         if target.is_file():
             target.unlink()
         raise
+    _log.info("wrote %s", out)
 
 
 def write_file(path: str | os.PathLike[str], content: Iterable[bytes], *, force: bool) -> None:
