@@ -66,9 +66,9 @@ class _Server(MCPServer):
         """Call a tool; see `MCPServer.call_tool`."""
         tools = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
         if name not in tools:
-            raise ToolError(f"there is no tool {_line(name)}. Call one of {', '.join(tools)}")
+            raise ToolError(f"annot has no tool {_line(name)}; tools: {', '.join(tools)}")
         if unknown := [argument for argument in arguments if argument not in tools[name]]:
-            raise ToolError(f"{name} has no argument {_line(unknown[0])}. Its arguments are {', '.join(tools[name])}")
+            raise ToolError(f"{name} has no argument {_line(unknown[0])}; arguments: {', '.join(tools[name])}")
         if (size := len(json.dumps(arguments))) > _LARGEST_REQUEST:
             raise ToolError(
                 f"the arguments of {name} have {size:,} characters. Call it with {_LARGEST_REQUEST:,} or less"

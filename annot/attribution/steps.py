@@ -229,8 +229,8 @@ def _why_no_steps(forest: Forest, why: str) -> str:
         return "the profile has no ranges; `annot run --layers` records them"
     threads = forest.threads.table["process_code"].gather(every["thread"])
     if threads.is_in(worker_processes(forest).implode()).all():
-        return "only processes that load data have ranges; --step-range 'NAME #' marks steps"
-    return f"{why}; `for … in batches(loader)` or --step-range 'NAME #' marks steps"
+        return "only processes that load data have ranges; `--step-range 'NAME #'` marks steps"
+    return f"{why}; `for … in batches(loader)` or `--step-range 'NAME #'` marks steps"
 
 
 def _all_optimize(steps: Steps, forest: Forest) -> bool:

@@ -17,6 +17,8 @@ from annot.collect.run import SIGNALED, shell_status
 
 TIMED_OUT: Final = 124
 """Exit status of a run that exceeds its timeout, as from the `timeout` command."""
+_OWN: Final = "annot: "
+_ERRORS: Final = f"{_OWN}error: "
 _PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 _BOUND: Final = """
@@ -72,7 +74,8 @@ class LoggedRun:
         failure = problem_of(status, self.log, self.timeout)
         if failure or self.profile.exists():
             return failure
-        return f"no profile was written: {last_line(self.log)}"
+        own = [line for line in _lines(self.log) if line.startswith(_OWN)]
+        return f"no profile was written: {own[-1].removeprefix(_OWN) if own else last_line(self.log)}"
 
 
 def run_logged(
@@ -112,10 +115,24 @@ def problem_of(status: int, log: Path, timeout: float | None = None) -> str | No
 
 def last_line(log: Path) -> str:
     """Return the last line of the output of a command, without annot's messages other than errors."""
-    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
-    own, errors = "annot: ", "annot: error: "
-    output = [line for line in lines if line and (not line.startswith(own) or line.startswith(errors))]
-    return output[-1].removeprefix(errors)[:200] if output else "no output"
+    return (_output(log) or ["no output"])[-1].removeprefix(_ERRORS)[:200]
+
+
+def last_lines(log: Path, number: int) -> str:
+    """Return the last lines of the output of a command, which say why it failed, and annot's errors if it has none."""
+    output = _output(log)
+    lines = [line for line in output if not line.startswith(_ERRORS)] or output or ["no output"]
+    return " | ".join(lines[-number:])
+
+
+def _output(log: Path) -> list[str]:
+    """The lines of a log without annot's messages other than errors."""
+    return [line for line in _lines(log) if not line.startswith(_OWN) or line.startswith(_ERRORS)]
+
+
+def _lines(log: Path) -> list[str]:
+    """The lines of a log that are not empty."""
+    return [*filter(None, map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n")))]
 
 
 @contextmanager

@@ -109,6 +109,7 @@ class Table:
         drawn: the rows to draw, where a fold counts as one row; None: `rows`.
         least: share of the total time (0 to 1) below which rows were left out.
         bounds: what bounds a layer by layer, module and phase, as in `annot.analyze.roofline.layer_roofline`.
+        has_peaks: whether the peaks of the device are known, for an answer; without an answer true.
         is_list: whether to list the rows of a tree by self time, without the tree.
     """
 
@@ -122,6 +123,7 @@ class Table:
     drawn: pl.DataFrame | None = None
     least: float = 0.0
     bounds: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    has_peaks: bool = True
     is_list: bool = False
 
     @property
@@ -186,7 +188,7 @@ class Table:
 
     def knows(self, column: str) -> bool:
         """Return whether the profile has data for a column of the view; 0 in its rows would mean measured."""
-        if column.startswith("gpu_") or column in ("kernels", "copies"):
+        if column.startswith("gpu_") or column in ("kernels", "kernels_total", "copies"):
             return self.time == "gpu_ns"
         return not column.startswith("host_") or self.meta["host_ns"] is not None
 

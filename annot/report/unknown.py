@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import polars as pl
@@ -14,6 +15,7 @@ from annot.report.units import printable, share
 
 _LEAST: Final = 0.01
 """Share of the time from which it counts that its layer or work is unknown."""
+_SHARE: Final = re.compile(r"[\d.]+%")
 MOST_ACTIVITIES: Final = 50_000
 """Number of GPU activities up to which a table comes with the verdict and the advice; above it they take too long."""
 
@@ -38,6 +40,22 @@ def unknowns(table: Table) -> Iterator[str]:
     if not meta.get("verdict") and meta["kernels"] + meta["copies"] > MOST_ACTIVITIES / meta.get("per_step", 1):
         limit = f"{MOST_ACTIVITIES:,} GPU activities"
         yield f"Verdict and advice: the profile has more than {limit}. The views summary and advice compute them."
+
+
+def unknowns_of_ranks(tables: Mapping[int, Table]) -> Iterator[str]:
+    """Yield the sentences of `unknowns` for the table of each rank, with its rank unless all ranks have the sentence.
+
+    A sentence of which only the shares differ comes once, with those of the first rank.
+    """
+    ranks: dict[str, dict[int, str]] = {}
+    for rank, table in tables.items():
+        for sentence in unknowns(table):
+            ranks.setdefault(_SHARE.sub("%", sentence), {})[rank] = sentence
+    for sentences in ranks.values():
+        first, *others = sentences
+        some = f"{1 + len(others)} ranks, such as rank {first}" if others else f"rank {first}"
+        same = len({*sentences.values()}) == 1 and len(sentences) == len(tables)
+        yield sentences[first] if same else f"{sentences[first]} ({some})"
 
 
 def _layers(table: Table) -> Iterator[str]:
@@ -73,5 +91,6 @@ def _work(table: Table) -> Iterator[str]:
     whole, lost = times.row(0)
     if lost > _LEAST * whole:
         yield f"FLOPs of {share(lost, whole)} of the time in layers: shapes, hyperparameters or formulas are unknown."
-    if table.is_tree and table.shares and not table.bounds:
-        yield "What bounds each layer: the peaks of the device are unknown. `annot calibrate` measures them."
+    if table.is_tree and table.shares and not table.has_peaks:
+        what = "Whether computing or memory bounds the other layers" if table.bounds else "What bounds each layer"
+        yield f"{what}: the peaks of the device are unknown. `annot calibrate` measures them."

@@ -36,6 +36,7 @@ from annot.util.whole_files import write_file
 
 if TYPE_CHECKING:
     from annot.analyze.advice import Facts
+    from annot.analyze.peaks import Peaks
 
 _log: Final = logging.getLogger(__name__)
 _IN_MEMORY: Final = 16 << 20
@@ -269,10 +270,11 @@ class Run(Frames):
         kernels = options.brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         lines = by_line(attribution) if view.folds or options.depth is not None else None
-        is_answer = draw and advice is not None
-        bounds = _bounds(attribution) if is_answer and view.layout == "tree" else {}
-        shares = self._shares() if is_answer else {}
-        table = Shown(view, rows, meta, shares, advice or (), instead, lines, bounds=bounds)
+        table = Shown(view, rows, meta, advice=advice or (), instead=instead, lines=lines)
+        if draw and advice is not None:
+            peaks = default_peaks(attribution)
+            bounds = _bounds(attribution, peaks) if view.layout == "tree" else {}
+            table = replace(table, shares=self._shares(), bounds=bounds, has_peaks=peaks.bandwidth is not None)
         steps = self.steps_in(attribution) if view.sums and not total else 0
         return process(table, replace(options, steps=steps))
 
@@ -434,9 +436,8 @@ class Run(Frames):
         return self.view(brief=True)
 
 
-def _bounds(attribution: Attribution) -> dict[tuple[str, str, str], str]:
+def _bounds(attribution: Attribution, peaks: Peaks) -> dict[tuple[str, str, str], str]:
     """Return what bounds each layer, for the answer."""
-    peaks = default_peaks(attribution)
     if peaks.bandwidth is None and attribution.device_busy.is_empty():  # neither a roof nor a device that waits
         return {}
     from annot.analyze.roofline import layer_roofline

@@ -127,7 +127,7 @@ def known(row: dict[str, Any]) -> dict[str, Any]:
 def same_row(row: dict[str, Any], expected: dict[str, Any], lacks: str) -> None:
     """Assert that an answer has the values of a row, except texts that it cut and columns that it calls unknown."""
     expected = {name: value for name, value in known(expected).items() if name not in lacks.split(", ")}
-    cut = {name for name, value in row.items() if "more characters were cut)" in str(value)}
+    cut = {name for name, value in row.items() if "more characters were cut" in str(value)}
     assert row.keys() == expected.keys()
     assert {name: row[name] for name in row.keys() - cut} == {name: expected[name] for name in row.keys() - cut}
     assert all(str(expected[name]).startswith(str(row[name])[:30]) for name in cut)
@@ -159,25 +159,25 @@ def test_open_has_the_totals_of_json(name: str, ask: Ask, folder: Path) -> None:
 
 @each("h100.json", "cpu.sqlite", "gpu.sqlite", "alexnet.json")
 def test_explanation_of_the_hottest_row(name: str, ask: Ask, folder: Path) -> None:
-    """It has all metrics of the row, and the kernels that add up to its GPU self time."""
+    """It has all metrics of the row, and the kernels that add up to its GPU time with everything inside."""
     _, rows = json_of(folder / name, "layer", top=1)
     key = {column: rows[0][column] for column in ("layer", "module", "phase")}
     answer = ask("explain_row", profile=name, **key)
     _, every = json_of(folder / name, "layer_all")
     (expected,) = (row for row in every if key.items() <= row.items())
-    (row,) = answer["rows"]
+    (row,) = answer["itself"]
     same_row(row, expected, answer["unknown_columns"])
-    if len(answer["kernels"]) < 8:
-        assert sum(kernel["gpu_ns"] for kernel in answer["kernels"]) == (expected["gpu_self_ns"] or 0)
+    assert "kernels" not in answer.get("left_out_rows", {})
+    assert sum(kernel["gpu_ns"] for kernel in answer["kernels"]) == (answer["with_inside"]["gpu_ns"] or 0)
 
 
 @pytest.mark.slow
 def test_explanation_of_a_kernel(ask: Ask) -> None:
     """Its layers, by the short name and by the name in full."""
-    (row,) = ask("rows", profile="h100.json", view="kernel", columns=["name", "gpu_ns"], limit=1)["rows"]
+    (row,) = ask("rows", profile="h100.json", view="kernel", columns=["short", "gpu_ns"], limit=1)["rows"]
     answers = [ask("explain_row", profile="h100.json", kernel=row[name]) for name in ("short", "name")]
     assert answers[0] == answers[1]
-    assert sum(layer["gpu_ns"] for layer in answers[0]["layers"]) == row["gpu_ns"] == answers[0]["rows"][0]["gpu_ns"]
+    assert sum(layer["gpu_ns"] for layer in answers[0]["layers"]) == row["gpu_ns"] == answers[0]["itself"][0]["gpu_ns"]
 
 
 @pytest.mark.parametrize("by", ["layer", "kernel"])
@@ -233,7 +233,10 @@ def test_numbers_of_the_summary(name: str, ask: Ask, folder: Path) -> None:
     head, rows = hottest(summary)
     unit, clock = {"µs": 1e3, "ms": 1e6}[re.search(r"µs|ms", head)[0]], "gpu" if head.startswith("GPU") else "host"
     for label, forward, backward, self_time, *_ in rows[:3]:
-        found = ask("explain_row", profile=name, layer=label)["rows"]
+        found, cursor = [], 0
+        while cursor is not None:
+            page = ask("explain_row", profile=name, layer=label, part="itself", cursor=cursor)
+            found, cursor = found + page["itself"], page.get("next_cursor")
         of_row = [row for row in layers if any(row.items() >= {key: one[key] for key in KEY}.items() for one in found)]
         times = {"forward": forward, "backward": backward, "": self_time}
         for phase, text in times.items():
@@ -245,7 +248,9 @@ def test_summary_fits(ask: Ask) -> None:
     """The answer in short has at most the characters that are asked for, and says what it lacks."""
     short = ask("summary", profile="cpu.sqlite", max_chars=500)
     assert len(short) <= 500
+    assert "| `head Linear` |" in short
     assert "Left out: " in short
+    assert short.endswith(" All: `summary(profile, max_chars=8000)`\n")
 
 
 def test_folder_is_listed(ask: Ask) -> None:
@@ -296,15 +301,15 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("rows", {"profile": "gpu.sqlite", "limit": "all"}, "limit"),
     ("rows", {"profile": "gpu.sqlite", "cursor": -1}, "cursor must be"),
     ("rows", {"profile": "gpu.sqlite", "cursor": 10**9}, "cursor must be"),
-    ("rows", {"profile": "gpu.sqlite", "view": "layers; DROP"}, "there is no view"),
-    ("rows", {"profile": "gpu.sqlite", "columns": ["no"]}, "there is no column"),
+    ("rows", {"profile": "gpu.sqlite", "view": "layers; DROP"}, "annot has no view 'layers; DROP'; views: layer, "),
+    ("rows", {"profile": "gpu.sqlite", "columns": ["no"]}, "view layer has no column 'no'; columns: layer, "),
     ("rows", {"profile": ["gpu.sqlite"]}, "profile"),
     ("rows", {"profile": "gpu.sqlite", "contains": "x" * 20_000}, "characters"),
     ("rows", {"profil": "gpu.sqlite"}, "no argument profil"),
     ("summary", {"profile": "gpu.sqlite", "max_chars": 10**6}, "max_chars must be"),
     ("explain_row", {"profile": "gpu.sqlite", "layer": "features.00"}, "Did you mean 'features.0'"),
     ("explain_row", {"profile": "gpu.sqlite"}, "either layer or kernel"),
-    ("record", {"command": ["id"], "profile": "new"}, "there is no tool record"),
+    ("record", {"command": ["id"], "profile": "new"}, "annot has no tool record; tools: open, "),
 ]
 
 

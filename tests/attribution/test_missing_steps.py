@@ -10,7 +10,7 @@ from annot.attribution.summary import by_step, summarize
 from annot.report.totals import totals
 from annot.runs.run import Run
 
-MARKS = "`for … in batches(loader)` or --step-range 'NAME #' marks steps"
+MARKS = "`for … in batches(loader)` or `--step-range 'NAME #'` marks steps"
 
 
 def loop(*texts: str, count: int = 5) -> Rows:
@@ -57,7 +57,7 @@ def of_layers_in_another_process() -> Rows:
             of_layers_in_another_process(),
             f"only layers repeat, without a backward pass or an optimizer; {MARKS}",
         ),
-        (of_workers(), "only processes that load data have ranges; --step-range 'NAME #' marks steps"),
+        (of_workers(), "only processes that load data have ranges; `--step-range 'NAME #'` marks steps"),
     ],
     ids=["no ranges", "no repetition", "short", "layers", "processes", "workers"],
 )

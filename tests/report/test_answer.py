@@ -354,7 +354,8 @@ def test_optimizers_and_losses_have_no_class_of_the_model(tmp_path: Path) -> Non
     rows.range("Loss MSELoss [4,8]f32 |fwd", 1000, 1500).range("Optimizer Adam |opt", 1500, 1900)
     report = Run(rows.build()).view(brief=True)
     of_model = pl.when(module="Net").then(pl.lit("net.py:3"))
-    report = replace(report, rows=report.rows.with_columns(source=of_model), lines=None)
+    assert report.lines is not None
+    report = replace(report, lines=report.lines.with_columns(source=of_model))
     sources = {row.path: row.source for row in named_rows(report)}
     assert sources["fc"] == "net.py:3"
     assert [source for path, source in sources.items() if "Optimizer" in path or "Loss" in path] == ["", ""]

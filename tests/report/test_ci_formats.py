@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -23,11 +24,12 @@ from annot.analyze.comparison.causes import causes_of
 from annot.analyze.comparison.compare import compare
 from annot.analyze.comparison.digest import digest
 from annot.analyze.comparison.gate import Decision, decide
-from annot.report.export.document import code, prose
+from annot.report.export.document import cell, code, prose
 from annot.report.export.junit import as_junit
 from annot.report.export.markdown import markdown
 from annot.report.table import Options, process
 from annot.report.terminal.compare import ComparisonTable, comparison_table
+from annot.report.units import printable
 
 DATA = Path(__file__).parents[1] / "data"
 GITHUB: Final = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -104,11 +106,11 @@ def test_tables_are_tables() -> None:
 @settings(deadline=None)
 @given(HOSTILE)
 def test_name_is_code_in_one_cell(name: str) -> None:
-    html = GITHUB.render(f"| a | b |\n|---|---|\n| {code(name)} | x |\n")
-    body = html.partition("<tbody>")[2]
-    assert re.fullmatch(
-        r"\s*<tr>\s*<td>(<code>[^<]*</code>)?</td>\s*<td>x</td>\s*</tr>\s*</tbody>\s*</table>\s*", body
-    ), html
+    """The renderer shows the name as it is."""
+    html = GITHUB.render(f"| a | b |\n|---|---|\n| {cell(code(name))} | x |\n")
+    found = re.search(r"<tbody>\s*<tr>\s*<td>(?:<code>([^<]*)</code>)?</td>\s*<td>x</td>\s*</tr>\s*</tbody>", html)
+    assert found, html
+    assert unescape(found[1] or "") == printable(name).strip()
 
 
 @settings(deadline=None)
@@ -119,6 +121,15 @@ def test_sentence_is_plain_text(sentence: str) -> None:
     assert re.fullmatch(r"<ul>\n<li>([^<]|<code>[^<]*</code>)*</li>\n</ul>\n", html), html
     plain = re.sub(r"<code>[^<]*</code>", "", html)
     assert re.search(r"[@#]\w|://|www\.", plain) is None
+
+
+@pytest.mark.parametrize(
+    "words", ["layers.*.self_attn.0", "a|b", "--step-range", "[param|cuda]", "run_rank*.sqlite", "x@y.z", "#12"]
+)
+def test_paths_and_options_can_be_copied(words: str) -> None:
+    """A word in a sentence is as in the terminal, without escapes and invisible characters."""
+    copied = words if words == "--step-range" else f"`{words}`"
+    assert prose(f"most of it in ({words}), and {words}: see") == f"most of it in ({copied}), and {copied}: see"
 
 
 def test_slower_row_is_a_failure() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +91,7 @@ class Parsed:
 
 
 def check_limit(whole: str, text: str, limit: int) -> None:
-    """The text fits, says what is left out exactly if it leaves something out, and keeps the verdict with the rows."""
+    """The text fits, says what is left out exactly if it leaves something out, and keeps the verdict's beginning."""
     full, shown = Parsed(whole), Parsed(text)
     assert len(text) <= limit
     assert bool(shown.left_out) == (text != whole) == (len(whole) > limit)
@@ -102,9 +102,11 @@ def check_limit(whole: str, text: str, limit: int) -> None:
     said = re.search(r"([\d,]+) rows?\b", shown.left_out)
     assert missing == (int(said[1].replace(",", "")) if said else 0)
     assert shown.folded <= missing  # a table without rows is left out as a whole
+    cut = shown.lines[0].partition("…")[0] if "end of the verdict" in shown.left_out else full.lines[0]
+    assert full.lines[0].startswith(cut)
+    assert shown.unknown == full.unknown[: len(shown.unknown)]
     if shown.rows:
-        assert shown.lines[0] == full.lines[0]
-        assert shown.unknown == full.unknown
+        assert len(cut) >= min(55, len(full.lines[0]))
     cells = [{*row.items()} for row in full.rows]
     for row in shown.rows:
         label = row.pop("label")
@@ -116,7 +118,9 @@ def check_table(table: Table, limits: Sequence[int], *, is_answer: bool = False)
     whole = markdown(table, is_answer=is_answer)
     assert "Left out" not in whole
     for limit in limits:
-        check_limit(whole, markdown(table, max_chars=limit, more=MORE, is_answer=is_answer), limit)
+        text = markdown(table, max_chars=limit, more=MORE, is_answer=is_answer)
+        check_limit(whole, text, limit)
+        assert not is_answer or bool(Parsed(text).rows) == bool(Parsed(whole).rows)  # the hottest row stays
 
 
 def many_layers(longer: int = 13) -> Run:
@@ -209,7 +213,7 @@ def test_any_document_fits_any_limit(made: Document, part: float) -> None:
     assert len(text) <= limit
     assert bool(LEFT_OUT.match(text.splitlines()[-1]) if text.strip() else None) == (text != whole)
     assert (text == whole) == (len(whole) <= limit)
-    if re.search(r"^\| `", text, re.M):
+    if re.search(r"^\| `", text, re.M) and "end of the verdict" not in text:
         assert text.startswith(whole.split("\n\n")[0])
 
 
@@ -266,6 +270,29 @@ def test_only_open_questions_are_named() -> None:
     table, _ = tables("layers")[0]
     lines = Parsed(markdown(table, is_answer=True)).unknown
     assert [line.partition(":")[0] for line in lines] == ["- Time of a step", "- What bounds each layer"]
+
+
+def test_unknown_peaks_are_named_beside_other_bounds() -> None:
+    """Layers that wait for launches have a bound also without peaks."""
+    table, _ = tables("layers")[0]
+    expected = "- Whether computing or memory bounds the other layers: the peaks of the device are unknown."
+    for bounds in ({}, {("fc", "Linear", "forward"): "launch"}):
+        lines = Parsed(markdown(replace(table, bounds=bounds), is_answer=True)).unknown
+        assert lines[-1].startswith(expected) == bool(bounds)
+        assert "`annot calibrate` measures them" in lines[-1]
+    assert "peaks" not in "".join(Parsed(markdown(replace(table, has_peaks=True), is_answer=True)).unknown)
+
+
+def test_what_several_ranks_cannot_say(tmp_path: Path) -> None:
+    """What all ranks lack comes once, what one lacks with its rank."""
+    write_ranks(tmp_path, 2)
+    paths = [str(tmp_path / f"run_rank{rank}.sqlite") for rank in range(2)]
+    lines = Parsed(markdown(Ranks(paths, workers=1).view())).unknown
+    assert lines == ["- FLOPs of 99.5% of the time in layers: shapes, hyperparameters or formulas are unknown."]
+    lacks, has = tables("outside")[0][0], tables("layers")[0][0]
+    sentences = [*unknown.unknowns_of_ranks({0: has, 1: lacks, 2: lacks})]
+    assert any(re.fullmatch(r"FLOPs, bytes .*\(2 ranks, such as rank 1\)", text) for text in sentences)
+    assert sentences[0] == next(unknown.unknowns(has))
 
 
 def test_a_large_profile_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_markdown() -> None:
     """It has the words of the terminal, and fits a number of characters."""
     found = answer(times(), times(path="blocks.1", inputs="x" * 400), extracted="layer.py")
     text = as_markdown(found)
-    assert text.startswith("**blocks.0 Block \\[8,32\\]f32: 4.045 ms per forward and backward, 12 layers like this")
+    assert text.startswith("**blocks.0 Block `[8,32]f32`: 4.045 ms per forward and backward, 12 layers like this")
     assert "| `compile` | 4.045 | 2.045 | 1.98 | 1.95–2.01 | 1.32 | 12.30 s | rounding, 3e-07 |" in text
     assert "| Change | Before, ms | After, ms |" in text
     assert "- fp16 computes other numbers" in text

@@ -195,7 +195,7 @@ def test_markdown() -> None:
     assert shown.startswith("**fused: 1.50 (1.47–1.61)** – ")
     assert "| `fused` | 12.000 | 8.000 | 1.50 | 1.47–1.61 | ±1e-07 | 1.25 | 4.20 s | 41 steps | +120 MB |" in shown
     assert "```python\ntorch.optim.AdamW(model.parameters(), fused=True)\n```" in shown
-    assert "- compile is not recommended: no compiler for \\\\x1b\\[31m\\<b\\>\n" in shown
+    assert "- compile is not recommended: no compiler for `\\x1b[31m<b>`\n" in shown
     assert as_markdown(answer(BF16)).startswith("**No change makes a step faster** – ")
     assert "| Change | Before, ms | After, ms | Speedup |" in shown
 

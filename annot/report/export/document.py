@@ -33,13 +33,15 @@ _CUTS: Final[Sequence[tuple[Kind, int]]] = (
     ("advice", 1),
     ("rows", 1),
     ("advice", 0),
-    ("rows", 0),
+    ("unknown", 1),
     ("parts", 0),
     ("unknown", 0),
 )
-"""What is left out, in this order, and how many items of a block stay."""
+"""What is left out, in this order, and how many items of a block stay: of rows the largest."""
 _PASSES: Final = ((False, _CUTS[:4]), (True, _CUTS))
 """Whether tables have the columns of a narrow terminal, and what is left out then."""
+_LEAST_VERDICT: Final = 60
+"""Number of characters of the verdict that stay while there are rows."""
 _LEAST_ROW: Final = 8
 """Least number of characters of a row of a table."""
 _LONGEST_NAME: Final = 60
@@ -47,45 +49,64 @@ _LONGEST_NAME: Final = 60
 _PART_OF_COMMAND: Final = 4
 """The command for all takes at most the nth part of the limit."""
 _END, _PART_OF_NAME = "end of the verdict", "part of a name"
-_CODE: Final = re.compile(r"`([^`]*[^`\s][^`]*)`")
-_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>&|~$])")
-_INERT: Final = re.compile(r"(?<=[@#])|(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
-_MARKER: Final = re.compile(r"^(?=[-+=]|\d+[.)])")
-"""Positions in mentions, references and addresses, and in markers of lists, where a zero-width space makes them plain
-text."""
-_ZERO_WIDTH: Final = "\u200b"
+_CODE: Final = re.compile(r"`[^`]*[^`\s][^`]*`")
+_MARKUP: Final = re.compile(r"[\\`*_\[\]|~$]|<(?=[A-Za-z/!?])|&(?=[#\w])|[@#](?=\w)|:(?=//)|www\.", re.IGNORECASE)
+"""Markup, mentions, references and addresses of GitHub. A word that contains one is code."""
+_MARKER: Final = re.compile(r">|([-+=]+|#+|\d+[.)])$")
+"""A first word that makes a line a heading, a list or a quotation."""
+_WORD: Final = re.compile(rf"(?:{_CODE.pattern}|\S)+")
+_PUNCTUATION: Final = re.compile(r"([(\"“]*)(.*?)([)\"”,.;:!?…]*)", re.DOTALL)
+"""What is around a word."""
 
 
-def code(name: str) -> str:
-    """Return a name as code. It is safe in a cell of a table: backticks and bars are replaced by similar characters.
+def code(text: str) -> str:
+    """Return a text as code, from which it can be copied as it is.
 
     Example:
         >>> code("features.0"), code("a|b`c")
-        ('`features.0`', '`a¦bʹc`')
+        ('`features.0`', '``a|b`c``')
     """
-    text = printable(name).replace("|", "¦").replace("`", "ʹ").strip()
-    return f"`{text}`" if text else ""
+    text = printable(text).strip()
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " * (text.startswith("`") or text.endswith("`"))
+    return f"{fence}{space}{text}{space}{fence}" if text else ""
+
+
+def cell(markdown: str) -> str:
+    r"""Return Markdown for a cell of a table, where bars need an escape, also in code.
+
+    Example:
+        >>> cell(code("a|b"))
+        '`a\\|b`'
+    """
+    return markdown.replace("|", r"\|")
 
 
 def prose(sentence: str) -> str:
-    r"""Return a sentence in which GitHub interprets no HTML, links or mentions, and of Markdown only code.
+    """Return a sentence in which GitHub interprets no HTML, links or mentions, and of Markdown only code.
+
+    Words that would be markup are code, so that paths and options can be copied.
 
     Example:
-        >>> prose("<b>h.*</b> is slower: see `annot --help`")
-        '\\<b\\>h.\\*\\</b\\> is slower: see `annot --help`'
+        >>> prose("<b>h.*</b> is slower (see layers.*.attn): `annot --help`")
+        '`<b>h.*</b>` is slower (see `layers.*.attn`): `annot --help`'
     """
-    return _MARKER.sub(_ZERO_WIDTH, inline(sentence))
+    first, *rest = printable(sentence).strip().split(" ", 1)
+    return " ".join([code(first), *map(inline, rest)]) if _MARKER.match(first) else inline(sentence)
 
 
 def inline(text: str) -> str:
     """Return a text inside a line, such as a cell of a table, as `prose` does."""
-    plain, *others = _CODE.split(printable(text).strip())
-    pairs = zip(others[::2], others[1::2], strict=True)
-    return _escaped(plain) + "".join(f"{code(source)}{_escaped(after)}" for source, after in pairs)
+    return _WORD.sub(_inert, printable(text).strip())
 
 
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", _INERT.sub(_ZERO_WIDTH, text))
+def _inert(match: re.Match[str]) -> str:
+    """A word as it is, or as code if anything outside its code would be markup."""
+    word = match[0]
+    if "``" not in word and not _MARKUP.search(_CODE.sub(" ", word)):
+        return word
+    before, name, after = _PUNCTUATION.fullmatch(word).groups()  # type: ignore[union-attr]
+    return f"{before}{code(name)}{after}"
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -168,7 +189,7 @@ class Rows:
         heads += [(sheet.ends.heading, "---")] if has_ends else []
         filled = [place for place in range(len(heads)) if not place or any(line[place] for line in lines)]
         table = [[inline(head) for head, _ in heads], [rule for _, rule in heads], *lines]
-        text = "\n".join(f"| {' | '.join(line[place] for place in filled)} |" for line in table)
+        text = "\n".join(f"| {' | '.join(cell(line[place]) for place in filled)} |" for line in table)
         return f"**{inline(sheet.heading)}**\n\n{text}" if sheet.heading else text
 
     def lost(self, number: int, *, narrow: bool = False) -> Counter[str]:
@@ -310,7 +331,9 @@ class _Fitting:
             self._cut(cuts)
             if self._fits():
                 return self._written(self._numbers)
-        length = _largest(0, len(self._document.verdict), self._fits)
+        if not self._fits(_LEAST_VERDICT):
+            self._cut([("rows", 0)])
+        length = None if self._fits() else _largest(0, len(self._document.verdict), self._fits)
         return self._written(self._numbers, length=length)
 
     def _cut(self, cuts: Iterable[tuple[Kind, int]]) -> None:

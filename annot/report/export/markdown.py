@@ -28,7 +28,7 @@ from annot.report.terminal.table import (
     with_printed_names,
 )
 from annot.report.totals import parts_of_time, totals
-from annot.report.unknown import unknowns
+from annot.report.unknown import unknowns, unknowns_of_ranks
 
 _VERDICTS: Final = {
     None: "Comparison",
@@ -150,7 +150,7 @@ def _of_ranks(report: RanksTable, *, full_names: bool) -> Document:
         verdict=_verdict(report.meta),
         blocks=[
             Rows(sheet=ranks_sheet(report)),
-            _unknown(notes[:failed]),
+            _unknown([*notes[:failed], *unknowns_of_ranks(report.ranks)]),
             _texts("totals", "total", [_named(name, text) for name, text in ranks_totals(report)], "**Totals**"),
             _notes(notes[failed:]),
         ],

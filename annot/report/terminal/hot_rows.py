@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import polars as pl
 from rich.text import Text
 
 from annot.labels import layer_path
@@ -51,12 +52,9 @@ def hottest_rows(table: Table, number: int | None = None) -> list[HotRow]:
 
 def named_rows(table: Table) -> Iterator[HotRow]:
     """Yield the lines of a layer tree with full paths."""
-    sources, root = _sources(table), model_class(table.tree)
-    around: list[str] = []  # the source of each line around
+    sources, root = line_sources(table.shown if table.lines is None else table.lines), model_class(table.tree)
     for line in table.tree:
-        del around[line.depth :]
-        source = sources.get((line.members or [line])[0].key) or (around[-1] if around else "")
-        around.append(source)
+        source = sources.get((line.members or [line])[0].number, "")
         name, module = title(next(iter(line.phases.values())))
         yield _hot_row(line, layer_path.with_parent(name, root), module, table, source)
     for line in table.others:
@@ -69,13 +67,20 @@ def model_class(lines: Sequence[Line]) -> str:
     return classes.pop() if len(classes) == 1 else ""
 
 
-def _sources(table: Table) -> dict[tuple[str, str], str]:
-    """Map layers and their classes to the file and line of the class, if the profile has them."""
-    rows = table.rows if table.lines is None else table.lines
-    if "source" not in rows.columns:
+def line_sources(lines: pl.DataFrame) -> dict[int, str]:
+    """Return file and line of the class of each line, or of the innermost class around it that has one.
+
+    Args:
+        lines: rows of `annot.attribution.layer_tables.by_line`.
+    """
+    if "source" not in lines.columns:
         return {}
-    sources = rows.drop_nulls("source").select("layer", "module", "source")
-    return {(layer, module): source for layer, module, source in sources.iter_rows()}
+    sources: dict[int, str] = {}
+    own = lines.group_by("line").agg(pl.col("parent").first(), pl.col("source").drop_nulls().first()).sort("line")
+    for line, parent, source in own.iter_rows():  # a parent has a smaller number
+        if source or parent in sources:
+            sources[line] = source or sources[parent]
+    return sources
 
 
 def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> HotRow:
