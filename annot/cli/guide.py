@@ -25,6 +25,10 @@ from annot.errors import AnnotError
 
 CHAPTERS: Final = {
     "installation": "requirements, extras, the demonstration",
+    "quickstart-cpu": "first five minutes without a GPU: a script, its layers, the answer",
+    "quickstart-nvidia": "first five minutes on an NVIDIA GPU: Nsight Systems or torch.profiler",
+    "quickstart-amd": "first five minutes on an AMD GPU: a trace of torch.profiler",
+    "quickstart-keras": "first five minutes with Keras on TensorFlow",
     "recording": "scripts, functions, notebooks, Nsight Systems; missing ranges; costs",
     "reports": "tables, files, roofline, comparisons, sweeps, many ranks",
     "compare": "what a gate on the times of layers promises; baselines, pytest, GitHub Actions",

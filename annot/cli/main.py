@@ -6,6 +6,7 @@ examples:
   annot annot1.sqlite --columns roofline                  print what bounds each layer
   annot annot1.sqlite -o page.html                        write an interactive page
   annot annot1.sqlite --format json                       print JSON for other programs
+  annot -v annot1.sqlite                                  show the steps of the report and their times
   annot doctor                                            find causes of missing ranges
   annot guide attribution                                 read how time is attributed to layers
 
@@ -42,7 +43,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -61,6 +63,7 @@ COMMANDS: Final = {
     "bisect": "find the commit that made a program slower, and the layer",
     "mcp": "serve profiles to language models over the Model Context Protocol",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
+    "schema": "print the JSON Schema of a table",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
 }
@@ -69,6 +72,7 @@ _MODULES: Final = {"try": "try_command"}
 """Modules of commands whose name is a keyword of Python."""
 _NEED_LINUX: Final = ("run", "try", "sweep", "bisect", "calibrate")
 """Commands that record or measure a program. `annot compare --repeat` and `annot doctor` check it themselves."""
+_VERBOSE: Final = "show on standard error what annot does: readers, programs, files, and when"
 _OPTIONAL: Final = {
     "polars": "pip install polars",
     "rich": "pip install rich",
@@ -124,7 +128,8 @@ def _dispatch(words: list[str]) -> int:
     from annot.cli.output import UsageError
     from annot.errors import AnnotError, PlatformError, require_linux
 
-    words = with_command(words)
+    verbose = words[:1] in (["-v"], ["--verbose"])
+    words = with_command(words[verbose:])
     verb = next((word for word in words if not word.startswith("-")), None)
     parser = make_parser(verb)
     args = parser.parse_args(words)
@@ -133,9 +138,10 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 2
     try:
-        if args.verb in _NEED_LINUX:
-            require_linux(f"annot {args.verb}")
-        return int(_module(args.verb).run(args))
+        with _logging(verbose or args.verbose):
+            if args.verb in _NEED_LINUX:
+                require_linux(f"annot {args.verb}")
+            return int(_module(args.verb).run(args))
     except AnnotError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError | PlatformError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
@@ -143,6 +149,29 @@ def _dispatch(words: list[str]) -> int:
         if package not in _OPTIONAL:
             raise
         return _fail(f"annot {args.verb} needs {package}: {_OPTIONAL[package]}")
+
+
+@contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    """Print the log messages of annot inside the block, with the milliseconds since annot started."""
+    if not verbose:
+        yield
+        return
+    import logging
+
+    log, handler = logging.getLogger("annot"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("annot: %(relativeCreated).0f ms %(name)s: %(message)s"))
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False  # `annot mcp` has a handler of its own
+    try:
+        yield
+        log.info("finished")
+    finally:
+        log.setLevel(level)
+        log.propagate = propagate
+        log.removeHandler(handler)
 
 
 def _module(command: str) -> Any:
@@ -202,6 +231,7 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help=_VERBOSE)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands")
     for name, summary in COMMANDS.items():
@@ -212,6 +242,7 @@ def make_parser(*commands: str | None) -> argparse.ArgumentParser:
             module = _module(name)
             verb.description, verb.epilog = _help_of(module.__doc__)
             module.add_arguments(verb)
+            verb.add_argument("-v", "--verbose", action="store_true", help=_VERBOSE)
     return parser
 
 

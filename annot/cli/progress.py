@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,9 +22,9 @@ _SECONDS = 2.0
 def progress() -> Iterator[threading.Event | None]:
     """Show the progress messages of a block (see `annot.util.progress.tell`) after two seconds.
 
-    The event is set when the display appears; it is None if standard error is not a terminal.
+    The event is set when the display appears; it is None if standard error is not a terminal, or has the lines of -v.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or logging.getLogger("annot").isEnabledFor(logging.INFO):
         yield None
         return
     display = _Display()

@@ -7,6 +7,7 @@ readers first.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -23,6 +24,8 @@ from annot.util.entry_points import Extension, loaded
 from annot.util.progress import tell
 
 T = TypeVar("T")
+
+_log: Final = logging.getLogger(__name__)
 
 _HEAD: Final = 65536
 
@@ -132,6 +135,7 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
 def _opened(path: Path, read: Callable[[Reader], T]) -> T:
     tell(f"reading {path.name}")
     reader = reader_of(path)
+    _log.info("%s has the format %s (reader %s)", path, reader.NAME, getattr(reader, "__name__", type(reader).__name__))
     try:
         return read(reader)
     except OSError as error:

@@ -28,6 +28,7 @@ from annot.util.progress import tell
 if TYPE_CHECKING:
     from distributed import Client
 
+_log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 _SECONDS: Final = 30
@@ -59,6 +60,7 @@ def run_each(
         AnnotError: Dask is not installed, or the scheduler cannot be reached, or it has no workers.
     """
     count = min(workers or usable_cpus(), len(paths))
+    _log.info("reading %d profiles in %d processes", len(paths), count)
     if dask is not None:
         return [*_counted(_run_on_dask(task, paths, dask, count), len(paths))]
     # fsspec's memory:// files exist in this process only.

@@ -153,8 +153,8 @@ class Ranks(Frames):
         and communication. `top` and `min_share` use the median times.
 
         Args:
-            by, columns, top, min_share, sort, total: see `Run.view`.
-            each, depth, expand, brief, draw: see `Run.view`; for one rank.
+            by: what a row is; `columns`, `top`, `min_share`, `sort` and `total` as in `Run.view`, too.
+            each: only for one rank, as `depth`, `expand`, `brief` and `draw`; see `Run.view`.
             rank: number of the rank; None: compare all ranks.
 
         Returns:

@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 from annot.errors import AnnotError
 from annot.read.beside import is_permitted
 from annot.util.distribution import install_command
+from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
@@ -95,6 +96,7 @@ def local(path: str) -> Iterator[Path]:
     filesystem, name = _filesystem(path)
     with tempfile.TemporaryDirectory(prefix="annot-") as folder:
         copy = Path(folder) / "profile"
+        tell(f"copying {path}")
         with _errors_named(path, "read"), filesystem.open(name, "rb") as source:
             _copy(path, source, copy)
         yield copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from annot.analyze.advice import Facts
     from annot.analyze.peaks import Peaks
 
+_log: Final = logging.getLogger(__name__)
 _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
 _LARGEST: Final = 10
@@ -260,9 +262,11 @@ class Run(Frames):
         if advice is not None and view.key == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
+        _log.info("view %s of %s", view.key, self.path)
         rows = self.advice if view.key == "advice" else self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
+            _log.info("peaks: %s", meta["peaks"]["source"])
         kernels = options.brief and draw and view.key == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         lines = by_line(attribution) if view.folds or options.depth is not None else None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_log: Final = logging.getLogger(__name__)
 
 WRITER_BACKEND = "NSYS_WRITER_BACKEND"
 """The environment variable with the path of the library that nsys_writer uses."""
@@ -235,6 +239,7 @@ def run_tool(command: list[str], seconds: float, **options: Any) -> subprocess.C
         >>> run_tool(["echo", "annot"], 10).stdout
         b'annot\n'
     """
+    _log.info("running %s", shlex.join(command))
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(command, timeout=seconds, check=False, **(streams | options))
 

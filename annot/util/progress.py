@@ -1,17 +1,20 @@
 """Progress reports of long operations.
 
-Readers call `tell`. The command line listens if stderr is a terminal. Without a listener a call costs one comparison.
+Readers call `tell`. The command line listens if stderr is a terminal. The start of each operation is also a message of
+logging, which `annot -v` shows.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Listener: TypeAlias = Callable[[str, int, int | None, str], None]
 """A function with the parameters of `tell`."""
 
+_log: Final = logging.getLogger(__name__)
 _listener: Listener | None = None
 
 
@@ -49,5 +52,7 @@ def tell(what: str, done: int = 0, total: int | None = None, unit: str = "") -> 
         total: the total amount, in `unit`; None: unknown.
         unit: the unit of `done` and `total`, such as ``rows``.
     """
+    if not done:
+        _log.info("%s", what)
     if _listener is not None:
         _listener(what, done, total, unit)

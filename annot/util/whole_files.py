@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from annot.errors import writing
+
+_log: Final = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
         if target.is_file():
             target.unlink()
         raise
+    _log.info("wrote %s", out)
 
 
 def write_file(path: str | os.PathLike[str], content: Iterable[bytes], *, force: bool) -> None:

@@ -62,7 +62,7 @@ def test_guide_names_every_tool_and_is_one_page() -> None:
 def test_llms_txt_lists_every_chapter() -> None:
     """With the words of `annot guide`."""
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^- \[(\w+)\]\(annot/guide/\1\.md\): (.*)$", text, re.M)) == CHAPTERS
+    assert dict(re.findall(r"^- \[([\w-]+)\]\(annot/guide/\1\.md\): (.*)$", text, re.M)) == CHAPTERS
     assert text.startswith("# annot\n\n> ")
 
 

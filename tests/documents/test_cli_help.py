@@ -11,8 +11,8 @@ from annot.cli.guide import CHAPTERS, chapter
 from annot.cli.main import main, make_parser, with_command
 
 VERBS = (
-    "run", "report", "compare", "baseline", "roofline", "sweep", "try", "bisect", "mcp", "doctor", "guide",
-    "completion",
+    "run", "report", "compare", "baseline", "roofline", "sweep", "try", "bisect", "mcp", "doctor", "schema",
+    "guide", "completion",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ranked import write_ranks
+from shared_data import shared
 from sqlite_profile import training
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,12 @@ SECONDS = 900
 """Time limit of a document."""
 
 _FENCE = re.compile(r"^(?:<!-- (?P<marker>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_NAMED = re.compile(r"# (\S+\.(?:py|toml))\n")
+"""First line of a block that the reader saves as a file."""
+_PROFILES = {
+    "h100.json": "kineto/annot_h100_transformer.json",
+    "mi300x.json": "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json",
+}
 _KERAS = re.compile(r"\b(?:keras|tensorflow|tf|xplane)\b")
 
 
@@ -95,12 +102,14 @@ def prepare(folder: Path) -> None:
     unpacked_demonstration(folder)
     (folder / "train.py").write_text("from annot import trace\nwith trace('work'):\n    pass\n")
     (folder / "samples").symlink_to(ROOT / "samples")
+    for name, source in _PROFILES.items():
+        (folder / name).symlink_to(shared(source))
     (folder / "bin").mkdir()
     for name, command in (("annot", f"{sys.executable} -m annot"), ("python", sys.executable)):
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     for block in blocks():
-        if block.language == "toml" and (named := re.match(r"# (\S+\.toml)\n", block.text)):
+        if named := _NAMED.match(block.text):
             (folder / named[1]).write_text(block.text)
 
 

@@ -22,8 +22,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @needs_recorder
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_section_runs(section: Section, results: dict[str, Any]) -> None:
-    """Its blocks run in order, and make ranges where they train."""
+    """Its blocks run in order, and make ranges where they train, unless `annot run --layers` makes them."""
     result = results[section.name]
     assert result["error"] is None, result["error"]
-    if "fit(" in str(section.blocks):
+    if "fit(" in str(section.blocks) and "--layers" not in str(section.blocks):
         assert result["ranges"] > 0
