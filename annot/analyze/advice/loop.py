@@ -24,6 +24,7 @@ from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.attribution.steps import fetches
 
 _LEAST_NAMED: Final = 0.01
@@ -412,4 +413,50 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final = (data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives)
+def recomputation(facts: Facts) -> Advice | None:
+    """Layers whose forward runs again in the backward pass, to keep fewer activations in memory.
+
+    Evidence: ranges of recomputed layers, with at least 5 % of the step time. On a GPU it is that of their GPU
+    activities, without a GPU the part of the time of all layers.
+    """
+    time = "gpu_self_ns" if facts.on_device else "host_self_ns"
+    again = pl.col("phase") == "recompute"
+    rows = facts.layers.filter(again, pl.col(time) > 0).sort(time, "layer", descending=[True, False])
+    share = facts.share(again) if facts.on_device else _share_without_gpu(facts, int(rows[time].sum()))
+    if share < LEAST_CHANGE:
+        return None
+    layers = rows.filter(pl.col("layer") != "")["layer"].unique(maintain_order=True)
+    return Advice(
+        "recomputation",
+        "Keep activations where memory allows, instead of recomputing layers in the backward pass.",
+        f"{share:.0%} of {facts.time} is spent in the forward of {rows.select('layer', 'module').n_unique():,} layers "
+        "that run again in the backward pass (activation checkpointing)",
+        _SAVED,
+        share,
+        layers.head(5).to_list(),
+    )
+
+
+_SAVED: Final = """\
+x = block(x)      # without torch.utils.checkpoint, or keep at least the results of matrix multiplications:
+kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, kept)
+x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=context)"""
+
+
+def _share_without_gpu(facts: Facts, ns: int) -> float:
+    """The share of step time of self time (ns) in layers; 0 on a GPU."""
+    whole = facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["host_self_ns"].sum()
+    return (facts.shares["forward"] + facts.shares["backward"]) * ns / whole if facts.on_cpu and whole else 0.0
+
+
+RULES: Final = (
+    data_loading,
+    synchronous_copies,
+    pageable_copies,
+    host_copies,
+    allocations,
+    stragglers,
+    collectives,
+    recomputation,
+)
