@@ -216,12 +216,14 @@ class Loader:
         some: whether it has worker processes, also of unknown number.
         persistent: whether the workers are known to live on between epochs.
         pinned: whether it is known to copy batches to pinned memory.
+        datasets: classes of datasets, each with file and line of its method that loads samples, if known.
     """
 
     workers: int | None
     some: bool
     persistent: bool
     pinned: bool
+    datasets: tuple[str, ...] = ()
 
 
 class Facts:
@@ -434,6 +436,9 @@ class Facts:
             some=bool(workers) or "MultiProcessing" in iterators,
             persistent=bool(loaders) and all(loader["persistent"] for loader in loaders),
             pinned=bool(loaders) and all(loader["pinned"] for loader in loaders),
+            datasets=tuple(
+                dict.fromkeys(f"{loader['dataset']} ({loader['source']})" for loader in loaders if "source" in loader)
+            ),
         )
 
     @cached_property

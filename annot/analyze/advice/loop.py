@@ -186,7 +186,9 @@ def workers_needed(facts: Facts, share: float) -> int:
 
 def _evidence(facts: Facts, share: float) -> str:
     waits = f"{share:.0%} of {facts.time} is spent {GPU_PARTS['data'].name}{_times(facts, share)}"
-    return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}"
+    datasets = facts.loader.datasets[:_MOST_NAMED]
+    of = f" of {' and '.join(datasets)}" if datasets else ""
+    return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}{of}"
 
 
 def _times(facts: Facts, share: float) -> str:

@@ -307,7 +307,7 @@ def _loading(meta: dict[str, object] | None = None, *, waits: tuple[int, ...] = 
     return said["late_batches" if "late_batches" in said else "data_loading"]
 
 
-def _marked(**facts: int) -> dict[str, object]:
+def _marked(**facts: int | str) -> dict[str, object]:
     return {"loaders": [{"workers": 0, "persistent": 0, "pinned": 0} | facts]}
 
 
@@ -327,6 +327,14 @@ def test_workers_that_are_not_seen_may_exist() -> None:
     several = _loading(text="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     assert several.evidence.endswith("; worker processes of the DataLoader load the data")
     assert several.advice.startswith("Load data in more worker processes, or")
+
+
+def test_datasets_are_named_with_their_code() -> None:
+    photos, texts = ({"dataset": name, "source": f"data.py:{line}"} for name, line in (("Photos", 12), ("Texts", 30)))
+    one = _loading(_marked(**photos)).evidence
+    assert one.endswith("; the process itself loads the data of Photos (data.py:12)")
+    loaders = [{"workers": 0, "persistent": 0, "pinned": 0} | facts for facts in (photos, texts, {}, photos)]
+    assert _loading({"loaders": loaders}).evidence.endswith(" of Photos (data.py:12) and Texts (data.py:30)")
 
 
 def test_one_late_batch_is_one_late_batch() -> None:
