@@ -282,7 +282,7 @@ class Facts:
     @cached_property
     def in_keras(self) -> bool:
         """Whether layers are those of Keras or TensorFlow: paths joined by /, with a class or in an XPlane file."""
-        of_model = self.layers.filter(pl.col("phase").is_in(["forward", "backward"]))
+        of_model = self.layers.filter(pl.col("phase").is_in(LAYER_PHASES))
         paths = of_model.filter(pl.col("layer").str.contains("/", literal=True))
         classes = paths.filter(pl.col("module") != "").height > 0
         return classes or (paths.height > 0 and self.attribution.meta.get("format") == "xplane")
@@ -520,6 +520,14 @@ class Facts:
     def share(self, predicate: pl.Expr) -> float:
         """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""
         return float(self.work.filter(predicate)["wall_ns"].sum() / self.wall_ns) if self.wall_ns else 0.0
+
+    def share_of_layers(self, layers: Sequence[str]) -> float:
+        """Return the fraction of step time (0 to 1) of layers, without those inside them and without the optimizer."""
+        named = pl.col("layer").is_in(layers)
+        if self.on_device:
+            return self.share(named & (pl.col("phase") != "optimizer"))
+        times = self.cpu_layers.filter(named, pl.col("part") != "optimizer")
+        return float(times["ns"].sum() / self.wall_ns) if self.on_cpu and self.wall_ns else 0.0
 
     def calls(self, predicate: pl.Expr) -> float:
         """Return the number of matching GPU activities per step, or in the whole run without steps."""

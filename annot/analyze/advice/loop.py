@@ -26,6 +26,7 @@ from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
 from annot.attribution.layer_tables import LAYER_PHASES
 from annot.attribution.steps import fetches
+from annot.labels.tag import Tag
 
 _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
@@ -448,8 +449,33 @@ x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=
 
 def _share_without_gpu(facts: Facts, ns: int) -> float:
     """The share of step time of self time (ns) in layers; 0 on a GPU."""
-    whole = facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["host_self_ns"].sum()
+    whole = int(facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["host_self_ns"].sum())
     return (facts.shares["forward"] + facts.shares["backward"]) * ns / whole if facts.on_cpu and whole else 0.0
+
+
+def double_precision(facts: Facts) -> Advice | None:
+    """Layers that compute in 64 bits.
+
+    Evidence: labels with a float64 first input, or with float64 weights, in every call, with at least 10 % of the step
+    time. In float32, a CPU computes twice as fast; a GPU may be faster still, so that the time itself is the bound.
+    """
+    double = [layer for layer, tags in facts.tags.items() if all(map(_is_double, tags))]
+    share = facts.share_of_layers(double)
+    if share < LEAST_SHARE:
+        return None
+    slower = ", at half the throughput of float32" if facts.on_cpu else ""
+    return Advice(
+        "double_precision",
+        "Compute in float32.",
+        f"{share:.0%} of {facts.time} is spent in layers with float64 inputs or weights{slower}",
+        "model = model.float()\nx = x.float()",
+        share / 2 if facts.on_cpu else share,
+        double[:5],
+    )
+
+
+def _is_double(tag: Tag) -> bool:
+    return tag.tensors[0].dtype == "f64" or ("weights", "f64") in tag.arguments
 
 
 RULES: Final = (
@@ -461,4 +487,5 @@ RULES: Final = (
     stragglers,
     collectives,
     recomputation,
+    double_precision,
 )

@@ -97,6 +97,7 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
 
 
 AGAIN = "fc Linear [64,1024]f32 out=64 |re"
+WEIGHTS = "fc Mine [64,1024]f32 weights=f64 |fwd"
 FEW, RELU, DOUBLE = {"threads": 1, "cores": 4}, "act ReLU [64,1024]f32 |fwd", "fc Linear [64,1024]f64 out=64 |fwd"
 
 
@@ -109,6 +110,7 @@ FEW, RELU, DOUBLE = {"threads": 1, "cores": 4}, "act ReLU [64,1024]f32 |fwd", "f
         ("small_layers", _profile(250_000, calls=20, rest=1_000_000), _profile(247_000, calls=20, rest=1_002_000)),
         ("small_layers", _profile(299_990, calls=10), _profile(300_000, calls=10)),
         ("double_precision", _profile(100_000, text=DOUBLE, rest=899_000), _profile(99_000, text=DOUBLE, rest=900_000)),
+        ("double_precision", _profile(text=WEIGHTS), _profile(text=WEIGHTS.replace("64 |", "32 |"))),
         ("own_code", _attention(200_000), _attention(199_000)),
         ("fusion", _profile(100_000, text=RELU, rest=899_000), _profile(99_000, text=RELU, rest=900_000)),
         ("fusion", _profile(30_000, text=RELU), _profile(29_999, text=RELU)),

@@ -15,6 +15,7 @@ from annot.profile import Profile
 
 GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"
 BROADCAST, SEND = "ncclDevKernel_Broadcast_RING_LL", "ncclDevKernel_SendRecv"
+DOUBLE = "net.a Linear [64,1024]f64 |fwd"
 AGAIN = "net.a Linear [64,1024]bf16 |re"
 MALLOC, FREE, WAIT = (f"cuda{name}_v3020" for name in ("Malloc", "Free", "StreamSynchronize"))
 
@@ -31,6 +32,7 @@ MALLOC, FREE, WAIT = (f"cuda{name}_v3020" for name in ("Malloc", "Free", "Stream
         ("allocations", *(Run(gap=100, calls=[("hipFree", us)]) for us in (31, 30))),
         ("pageable_copies", Run(copy=28), Run(copy=27)),
         ("host_copies", Run(copy=28, pinned=True), Run(copy=27, pinned=True)),
+        ("double_precision", *(Run([(TENSOR, us)], lengths=(1000,) * 4, text=DOUBLE) for us in (100, 99))),
         ("recomputation", *(Run([(TENSOR, us)], lengths=(1000,) * 4, text=AGAIN) for us in (50, 49))),
         ("stragglers", *(Run([(TENSOR, 500)], devices=(0, 1, 2), slow=slow) for slow in (1.2, 1.198))),
         ("stragglers", *(Run([(TENSOR, us)], devices=(0, 1), lengths=(1000,) * 4, slow=2) for us in (50, 49))),
