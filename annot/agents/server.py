@@ -48,7 +48,8 @@ def make_server(tools: Tools, *, allow_run: bool) -> MCPServer:
     server = _Server("annot", instructions=_INSTRUCTIONS, version=version(), log_level="WARNING")
     lock = threading.Lock()
     for name in (*_READING, *(["record"] if allow_run else [])):
-        hints = ToolAnnotations(read_only_hint=name in _READING, destructive_hint=False, open_world_hint=False)
+        reads = name in _READING  # `record` runs any command, which may delete files and use the network
+        hints = ToolAnnotations(read_only_hint=reads, destructive_hint=not reads, open_world_hint=not reads)
         server.add_tool(_one_at_a_time(getattr(tools, name), lock), annotations=hints, structured_output=False)
 
     @server.resource(GUIDE, name="agents", mime_type="text/markdown")
