@@ -87,7 +87,7 @@ def _reason(name: str, error: ToolError) -> str:
     if not isinstance(error.__cause__, ValidationError):
         return str(error.__cause__ or error)
     wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.__cause__.errors()]
-    return f"{name} cannot be called so: {'; '.join(wrong)}"
+    return f"wrong arguments of {name}: {'; '.join(wrong)}"
 
 
 def _line(text: str) -> str:

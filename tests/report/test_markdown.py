@@ -203,6 +203,16 @@ def test_only_open_questions_are_named() -> None:
     assert [line.partition(":")[0] for line in lines] == ["- Time of a step", "- What bounds each layer"]
 
 
+def test_kernels_without_durations_have_no_known_time() -> None:
+    """Nsight Compute may record counters without durations: their 0 is unknown, the number of calls is not."""
+    table = Run(shared("ncu/leleucas_bert_attention_torch_a100.csv")).view("kernel")
+    assert "- GPU time: the profile has no durations" in markdown(table, max_chars=900)
+    assert [name for name in table.rows.columns if not table.knows(name)] == ["gpu_ns", "mean_ns", "min_ns", "max_ns"]
+    timed, _ = tables("layers")[0]
+    assert timed.knows("gpu_ns")
+    assert "no durations" not in markdown(timed)
+
+
 def test_unknown_peaks_are_named_beside_other_bounds() -> None:
     """Layers that wait for launches have a bound also without peaks."""
     table, _ = tables("layers")[0]
