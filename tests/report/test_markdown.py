@@ -51,7 +51,8 @@ def check_table(table: Table, limits: Sequence[int], *, is_answer: bool = False)
     for limit in limits:
         text = markdown(table, max_chars=limit, more=MORE, is_answer=is_answer)
         check_limit(whole, text, limit)
-        assert not is_answer or bool(Parsed(text).rows) == bool(Parsed(whole).rows)  # the hottest row stays
+        if is_answer and limit > MIN_CHARS:  # with the shortest, a name of 90 characters may not fit beside the verdict
+            assert bool(Parsed(text).rows) == bool(Parsed(whole).rows)  # the hottest row stays
 
 
 def many_layers(longer: int = 13) -> Run:
