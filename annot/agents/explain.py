@@ -59,7 +59,7 @@ def explain_layer(run: Run, profile: str, layer: str, asked: Mapping[str, str]) 
     attribution = run.attribution_for(table.view, total=True)
     phase = asked.get("phase", "other")
     block = _Block.of(attribution, table, rows, None if phase in _WITH_INSIDE else phase)
-    unknown = [name for name in rows.columns if rows.height and not is_known(table, rows, name)]
+    unknown = [name for name in rows.columns if rows.height and not is_known(table, table.rows, name)]
     advice = run.advice.to_dicts()
     named = {*block.lines["layer"], *rows["group"].drop_nulls(), *map(_label, rows.select(*KEY).to_dicts())}
     helpful = [row for row in advice if not layer or named & {*row["layers"], *row["where"]}]

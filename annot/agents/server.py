@@ -48,7 +48,8 @@ def make_server(tools: Tools, *, allow_run: bool) -> MCPServer:
     server = _Server("annot", instructions=_INSTRUCTIONS, version=version(), log_level="WARNING")
     lock = threading.Lock()
     for name in (*_READING, *(["record"] if allow_run else [])):
-        hints = ToolAnnotations(read_only_hint=name in _READING, destructive_hint=False, open_world_hint=False)
+        reads = name in _READING  # `record` runs any command, which may delete files and use the network
+        hints = ToolAnnotations(read_only_hint=reads, destructive_hint=not reads, open_world_hint=not reads)
         server.add_tool(_one_at_a_time(getattr(tools, name), lock), annotations=hints, structured_output=False)
 
     @server.resource(GUIDE, name="agents", mime_type="text/markdown")
@@ -86,7 +87,7 @@ def _reason(name: str, error: ToolError) -> str:
     if not isinstance(error.__cause__, ValidationError):
         return str(error.__cause__ or error)
     wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.__cause__.errors()]
-    return f"{name} cannot be called so: {'; '.join(wrong)}"
+    return f"wrong arguments of {name}: {'; '.join(wrong)}"
 
 
 def _line(text: str) -> str:

@@ -109,7 +109,7 @@ class Tools:
     def summary(self, profile: str, max_chars: int = 4_000) -> str:
         """Return the answer in Markdown: verdict, parts of the step, hottest rows, advice, and what annot cannot say.
 
-        Times of rows are those of a step without warm-up, in the unit of their heading.
+        The heading of the rows has their unit, and says whether times are per step without warm-up or in total.
 
         Args:
             profile: name of the profile.

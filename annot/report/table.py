@@ -188,9 +188,16 @@ class Table:
 
     def knows(self, column: str) -> bool:
         """Return whether the profile has data for a column of the view; 0 in its rows would mean measured."""
+        if not self.has_durations and column.endswith("_ns"):
+            return False
         if column.startswith("gpu_") or column in ("kernels", "kernels_total", "copies"):
             return self.time == "gpu_ns"
         return not column.startswith("host_") or self.meta["host_ns"] is not None
+
+    @property
+    def has_durations(self) -> bool:
+        """Whether GPU activities have durations, which counters of Nsight Compute may lack."""
+        return bool(self.meta["gpu_ns"]) or not self.meta["kernels"] + self.meta["copies"]
 
     @property
     def nothing(self) -> str:

@@ -31,6 +31,8 @@ def unknowns(table: Table) -> Iterator[str]:
         yield f"This table: {table.nothing}"
     if table.time != "gpu_ns":
         yield "GPU time: the profile has no GPU activity. Times are those of the CPU."
+    elif not table.has_durations:
+        yield "GPU time: the profile has no durations, and 0 stands for unknown. Collect `gpu__time_duration.sum`."
     if meta["host_ns"] is None:
         yield "CPU time: the profile has no times of ranges and launches."
     if meta.get("steps_missing"):

@@ -139,13 +139,17 @@ def test_last_lines_are_those_of_the_command(tmp_path: Path) -> None:
 
 
 def test_record_is_offered_on_request(tmp_path: Path) -> None:
-    """Only a server with --allow-run has the tool, and says that it is not read-only."""
+    """Only a server with --allow-run has the tool, and says that its commands may change anything."""
     pytest.importorskip("mcp", reason="needs the mcp package")
     from annot.agents.server import make_server
 
     tools = Tools(Folders([tmp_path], largest=1))
     offered = asyncio.run(make_server(tools, allow_run=True).list_tools())
-    assert [tool.name for tool in offered if tool.annotations and not tool.annotations.read_only_hint] == ["record"]
+    hints = {tool.name: tool.annotations for tool in offered if tool.annotations}
+    assert [name for name, hint in hints.items() if not hint.read_only_hint] == ["record"]
+    assert [name for name, hint in hints.items() if hint.destructive_hint or hint.open_world_hint] == ["record"]
+    assert hints["record"].destructive_hint
+    assert hints["record"].open_world_hint
 
 
 @pytest.mark.parametrize("module", ["mcp", "mcp.server.mcpserver"])

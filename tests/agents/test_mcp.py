@@ -305,7 +305,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("rows", {"profile": "gpu.sqlite", "cursor": 10**9}, "cursor must be"),
     ("rows", {"profile": "gpu.sqlite", "view": "layers; DROP"}, "annot has no view 'layers; DROP'; views: layer, "),
     ("rows", {"profile": "gpu.sqlite", "columns": ["no"]}, "view layer has no column 'no'; columns: layer, "),
-    ("rows", {"profile": ["gpu.sqlite"]}, "profile"),
+    ("rows", {"profile": ["gpu.sqlite"]}, "wrong arguments of rows: profile: "),
     ("rows", {"profile": "gpu.sqlite", "contains": "x" * 20_000}, "characters"),
     ("rows", {"profil": "gpu.sqlite"}, "no argument profil"),
     ("summary", {"profile": "gpu.sqlite", "max_chars": 10**6}, "max_chars must be"),

@@ -215,6 +215,14 @@ def test_operations_broadcast(text: str, flops: int, written: int) -> None:
     assert (work.flops, work.bytes_written) == (flops, written)
 
 
+@pytest.mark.parametrize("call", ["_set_grad_enabled arg0=False", "new_zeros [2,3]f32 arg1=4", "zeros_like [2,3]f32"])
+def test_new_tensors_and_modes_are_no_work(call: str) -> None:
+    """They leave the work of the layer that calls them known, such as one with `torch.no_grad()`."""
+    rows = Rows().range("a B [2,3]f32 |fwd", 0, 50)
+    rows.range("a B mul [2,3]f32 []f32 |op", 10, 20).range(f"a B {call} |op", 30, 40)
+    assert row(layer_work(attribute(rows.build())), "a", "forward")["flops"] == 6
+
+
 def row(table: pl.DataFrame, layer: str, phase: str) -> dict[str, object]:
     """The one row of a layer."""
     return table.row(by_predicate=(pl.col("layer") == layer) & (pl.col("phase") == phase), named=True)
