@@ -119,7 +119,7 @@ def last_line(log: Path) -> str:
 
 
 def last_lines(log: Path, number: int) -> str:
-    """Return the last lines of the output of a command, which say why it failed, and annot's errors if it has none."""
+    """Return the last lines of the output of a command, which say why it failed; without output, annot's errors."""
     output = _output(log)
     lines = [line for line in output if not line.startswith(_ERRORS)] or output or ["no output"]
     return " | ".join(lines[-number:])

@@ -197,7 +197,7 @@ class Table:
     @property
     def has_durations(self) -> bool:
         """Whether GPU activities have durations, which counters of Nsight Compute may lack."""
-        return bool(self.meta["gpu_ns"]) or not self.meta["kernels"] + self.meta["copies"]
+        return self.meta.get("gpu_ns") != 0 or not self.meta["kernels"] + self.meta["copies"]
 
     @property
     def nothing(self) -> str:

@@ -50,7 +50,7 @@ def marked(inside: Callable[..., Any], formula: Formula, text: str) -> Callable[
 
     Args:
         inside: wrapper of `annot.emit.client.wrapper` with the range of the call.
-        formula: formula of the operator. If it raises, there is no mark.
+        formula: formula of the operator. A formula that raises leaves no mark.
         text: text of the range.
     """
 
