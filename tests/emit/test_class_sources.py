@@ -126,6 +126,8 @@ def test_sources_of_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert method_source(some_sets.Set, "missing", "other", "item") == "some_sets.py:10"
     assert method_source(some_sets.Set, "items") == method_source(some_sets.Set, "item") == "some_sets.py:4"
     assert method_source(list, "__getitem__") == method_source(some_sets.Set, "missing") == ""
+    monkeypatch.setattr(some_sets.Base.item, "__module__", "torch.utils.data")
+    assert method_source(some_sets.Set, "item") == ""  # code of a framework
 
 
 def test_texts_of_marks() -> None:
