@@ -128,6 +128,17 @@ def repeated_layers(rows: pl.DataFrame, ns: str) -> pl.DataFrame:
     return sums.select(paths, "module", "ns", layers=pl.col("layer").list.len().cast(pl.Int64))
 
 
+def main_layer(times: Mapping[str, float]) -> str:
+    """Return which of repeated layers has more than half of their time; empty: none has, or there is one layer.
+
+    Example:
+        >>> main_layer({"h.0": 1, "h.1": 5, "h.2": 2}), main_layer({"h.0": 1, "h.1": 1})
+        ('h.1', '')
+    """
+    longest = max(times, key=lambda layer: times[layer], default="")
+    return longest if len(times) > 1 and 2 * times[longest] > sum(times.values()) else ""
+
+
 def around_others(layers: pl.Series) -> pl.Series:
     """Return which paths (or ``""``, the model) have other paths of the series inside them (Boolean).
 

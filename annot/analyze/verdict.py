@@ -17,7 +17,7 @@ from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, OUTSIDE_RANGES
 from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.advice.operators import longest_operator
 from annot.analyze.communication import collectives_of
-from annot.analyze.cpu_parts import GPU_PARTS, around_others, repeated_layers
+from annot.analyze.cpu_parts import GPU_PARTS, around_others, main_layer, repeated_layers
 from annot.analyze.kernel_names import MATRIX, patterns
 from annot.analyze.peaks import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.run_summary import by_summary, part_names
@@ -181,12 +181,17 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
     rows = facts.work.filter(which, ~pl.col("layer").is_in(_NO_LAYERS))
     return "".join(
-        _named(name, ns / facts.wall_ns, whole) for name, ns, _ in _longest(facts, _folded(facts, rows), "wall_ns")
+        _named(name, ns / facts.wall_ns, whole, mostly)
+        for name, ns, _, mostly in _longest(facts, _folded(facts, rows), "wall_ns")
     )
 
 
-def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str]]]:
-    """Name, time (ns) and key of the layer, or of repeated layers, with the most time; none without rows."""
+def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, tuple[str, str], str]]:
+    """The layer, or repeated layers, with the most time, in rows of `_folded`; none without rows.
+
+    Returns:
+        Name, time (ns), key, and which of repeated layers has most of the time, as a clause; empty: none has.
+    """
     if facts.folds is None:
         sums = repeated_layers(rows, ns)
     else:
@@ -194,16 +199,27 @@ def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int, 
     longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
     names = longest.select("layer", "module", "ns").iter_rows()
     return [
-        (_short(named(with_parent(layer, facts.model_class), module)), time, (layer, module))
+        (
+            _short(named(with_parent(layer, facts.model_class), module)),
+            time,
+            (layer, module),
+            _mostly(facts, rows.filter(pl.col("layer") == layer, pl.col("module") == module), ns),
+        )
         for layer, module, time in names
     ]
 
 
+def _mostly(facts: Facts, rows: pl.DataFrame, ns: str) -> str:
+    """Which of the layers of a fold has most of its time, as a clause; empty: none has."""
+    layer = main_layer(dict(rows.group_by("member").agg(pl.col(ns).sum()).iter_rows()))
+    return f", mostly {_short(with_parent(layer, facts.model_class))}" if layer else ""
+
+
 def _folded(facts: Facts, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows in which a repeated layer has the path of its fold."""
+    """Rows in which a repeated layer has the path of its fold, and its own in the column ``member``."""
     folds = facts.folds or {}
     paths = [folds.get((layer, module), layer) for layer, module in rows.select("layer", "module").iter_rows()]
-    return rows.with_columns(layer=pl.Series(paths, dtype=pl.String))
+    return rows.with_columns(member="layer", layer=pl.Series(paths, dtype=pl.String))
 
 
 def _short(name: str) -> str:
@@ -212,10 +228,10 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
-def _named(name: str, share: float, whole: float) -> str:
+def _named(name: str, share: float, whole: float, mostly: str = "") -> str:
     if share < LEAST_CHANGE:
         return ""
-    return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%})"
+    return f", {'most of it in' if share > whole / 2 else 'the largest share in'} {name} ({share:.0%}{mostly})"
 
 
 def _cpu_clauses(facts: Facts) -> list[str]:
@@ -241,8 +257,8 @@ def _layer_on_cpu(facts: Facts) -> list[str]:
         pl.concat_str("module", itself).alias("module"),
     )
     return [
-        f"{ns / facts.wall_ns:.0%} in {name} ({_phases(layers, *key)})"
-        for name, ns, key in _longest(facts, layers, "ns")
+        f"{ns / facts.wall_ns:.0%} in {name} ({_phases(layers, *key)}{mostly})"
+        for name, ns, key, mostly in _longest(facts, layers, "ns")
         if ns >= LEAST_CHANGE * facts.wall_ns
     ]
 

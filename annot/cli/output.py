@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -204,15 +204,28 @@ def digest_of(path: str, args: argparse.Namespace) -> Digest:
 
 def whole_command(args: argparse.Namespace) -> str:
     """Return the command that prints all of the Markdown of which --max-chars leaves something out."""
+    return _command(args, "--format", "markdown")
+
+
+def advice_command(args: argparse.Namespace) -> str:
+    """Return the command that prints the advice on the profile of a report, with reasons and code."""
+    names = ("by", "columns", "depth", "top", "min-share", "sort")
+    switches = ("all", "each", "total", "per-step", "full-names", "force")
+    return _command(args, "--by", "advice", names=names, switches=switches)
+
+
+def _command(args: argparse.Namespace, *more: str, names: Sequence[str] = (), switches: Sequence[str] = ()) -> str:
+    """Return the command line with `more` options, without those of a written file, options `names` and `switches`."""
     verb, *words = args.words
-    kept, rest = ["annot", verb, "--format", "markdown"], iter(words)
+    kept, rest = ["annot", verb, *more], iter(words)
+    valued = re.compile(rf"--(?:{'|'.join(('max-chars', 'format', 'output', *names))})(=.*)?|-o(.*)")
     for word in rest:
         if word == "--":  # commands or profiles follow
             kept += [word, *rest]
-        elif option := re.fullmatch(r"--(?:max-chars|format|output)(=.*)?|-o(.*)", word):
+        elif option := valued.fullmatch(word):
             if not option[1] and not option[2]:
                 next(rest, None)
-        else:
+        elif word.removeprefix("--") not in switches:
             kept.append(word)
     return shlex.join(kept)
 

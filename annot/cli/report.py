@@ -198,7 +198,7 @@ def _write_markdown(report: Table | RanksTable, args: argparse.Namespace, *, is_
         report,
         max_chars=args.max_chars,
         more=output.whole_command(args),
-        reasons="--by advice",
+        reasons=output.advice_command(args),
         is_answer=is_answer,
         full_names=args.full_names,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -73,6 +74,21 @@ def source_of(cls: type) -> str:
         line = _line(cls, str(file)) if has_file else 0
         _sources[key] = f"{_shown(str(file))}:{line}" if line else ""
     return _sources[key]
+
+
+def method_source(cls: type, *names: str) -> str:
+    """Return where the first method that a class has of these is defined, as `source_of` does for a class.
+
+    Example:
+        >>> method_source(int, "__getitems__", "__add__")
+        ''
+    """
+    method = next(filter(None, (getattr(cls, name, None) for name in names)), None)
+    code = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
+    module = str(getattr(method, "__module__", None) or "").partition(".")[0]
+    if code is None or module in _FRAMEWORKS or not os.path.isfile(code.co_filename):
+        return ""
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _line(cls: type, file: str) -> int:

@@ -5,8 +5,9 @@
 ``CPU threads=2 cores=4 ranks=1 backend=gloo``: threads that an operation of the framework uses, cores that the process
 may use, ranks that share them, and the backend of the default process group. Unknown facts are left out.
 
-``Loader workers=2 persistent=1 pinned=0``: worker processes of a DataLoader of PyTorch that starts to iterate, whether
-they live on between epochs, and whether it copies batches to pinned memory.
+``Loader workers=2 persistent=1 pinned=0 dataset=Photos source=data.py:12``: worker processes of a DataLoader of
+PyTorch that starts to iterate, whether they live on between epochs, whether it copies batches to pinned memory, and the
+class of a dataset that the user defines, with file and line of the method that loads samples.
 
 ``Machine PyTorch=2.9.0+cpu Python=3.11.2 annot=0.1.0 CPU=AMD EPYC 7763``: versions in the process, and its CPU.
 
@@ -64,7 +65,9 @@ SCOPES_FILE: Final = "annot_scopes.txt"
 
 _FACTS: Final = {"threads": r"\d{1,6}", "cores": r"\d{1,6}", "ranks": r"\d{1,6}", "backend": r"\w{1,32}"}
 _CPU: Final = re.compile(CPU.rstrip() + "".join(f"(?: {name}=({value}))?" for name, value in _FACTS.items()))
-_LOADER: Final = re.compile(rf"{LOADER}workers=(\d{{1,6}}) persistent=([01]) pinned=([01])")
+_LOADER: Final = re.compile(
+    rf"{LOADER}workers=(\d{{1,6}}) persistent=([01]) pinned=([01])(?: dataset=(\S+) source=(.+:\d+))?"
+)
 _VERSIONS: Final = ("PyTorch", "TensorFlow", "Python", "annot")
 _LONGEST: Final = 100
 """Maximum length of the model of a CPU."""
@@ -126,17 +129,18 @@ def parse_cpu(text: str) -> dict[str, int | str] | None:
     return {name: value if name == "backend" else int(value) for name, value in facts.items()}
 
 
-def format_loader(*, workers: int, persistent: bool, pinned: bool) -> str:
-    """Return the text of a mark about a DataLoader.
+def format_loader(*, workers: int, persistent: bool, pinned: bool, dataset: str = "", source: str = "") -> str:
+    """Return the text of a mark about a DataLoader. The class of its dataset is there if the source is known.
 
     Example:
         >>> format_loader(workers=2, persistent=True, pinned=False)
         'Loader workers=2 persistent=1 pinned=0'
     """
-    return f"{LOADER}workers={workers} persistent={persistent:d} pinned={pinned:d}"
+    where = f" dataset={dataset} source={source}" if source and dataset.split() == [dataset] else ""
+    return f"{LOADER}workers={workers} persistent={persistent:d} pinned={pinned:d}{where}"
 
 
-def parse_loader(text: str) -> dict[str, int] | None:
+def parse_loader(text: str) -> dict[str, int | str] | None:
     """Return the facts of a mark about a DataLoader (0 is false, 1 is true), or None for other texts.
 
     Example:
@@ -144,7 +148,12 @@ def parse_loader(text: str) -> dict[str, int] | None:
         ({'workers': 2, 'persistent': 1, 'pinned': 0}, None)
     """
     match = _LOADER.fullmatch(text)
-    return match and dict(zip(("workers", "persistent", "pinned"), map(int, match.groups()), strict=True))
+    if match is None:
+        return None
+    facts: dict[str, int | str] = dict(
+        zip(("workers", "persistent", "pinned"), map(int, match.groups()[:3]), strict=True)
+    )
+    return facts | ({"dataset": match[4], "source": match[5]} if match[5] else {})
 
 
 def format_machine(facts: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ and, if it differs from the default,
     cpu           str         model of the CPU
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
                               backend; see `annot.labels.marks`) and loaders (a dictionary per DataLoader: workers,
-                              persistent, pinned) if known
+                              persistent, pinned; dataset and source) if known
     sources       dict[str, str]  file and line of module classes or of their `forward`, as "model.py:12, net.py:7"
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     works         list[str]   texts of marks about the work of operators; see `annot.labels.marks`

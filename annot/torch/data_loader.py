@@ -8,6 +8,7 @@ import torch.utils.data as torch_data
 from torch.utils.data import _utils
 
 from annot.emit import client, guard
+from annot.emit.class_sources import method_source
 from annot.labels import tag
 from annot.labels.marks import format_loader
 from annot.torch.internals import internal
@@ -33,10 +34,22 @@ def install(patches: Patches) -> None:
 def _marked(iterate: Any, loader: Any) -> Any:
     def text() -> str:
         workers, persistent = int(loader.num_workers), bool(loader.persistent_workers)
-        return format_loader(workers=workers, persistent=persistent, pinned=bool(loader.pin_memory))
+        dataset, source = _sample_source(loader.dataset)
+        return format_loader(
+            workers=workers, persistent=persistent, pinned=bool(loader.pin_memory), dataset=dataset, source=source
+        )
 
     guard.mark(text)
     return iterate(loader)
+
+
+def _sample_source(dataset: Any) -> tuple[str, str]:
+    """The class of a dataset, of the one inside a subset, and file and line of its method that loads samples."""
+    while isinstance(dataset, torch_data.Subset):
+        dataset = dataset.dataset
+    stream = isinstance(dataset, torch_data.IterableDataset)
+    names = ("__iter__",) if stream else ("__getitems__", "__getitem__")  # as the fetchers of PyTorch
+    return type(dataset).__name__, method_source(type(dataset), *names)
 
 
 def run_worker(*args: Any, **kwargs: Any) -> Any:

@@ -146,6 +146,20 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Argu
     return (("grad", "weight" if any(weights) else "input"),)
 
 
+def double_weights(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Arguments:
+    """Return the hyperparameter `weights` of a module with float64 parameters and without float64 inputs.
+
+    Its `forward` casts the inputs, so that their dtypes do not show in what it computes.
+
+    Example:
+        >>> double_weights(nn.Linear(3, 4, dtype=torch.float64), [torch.zeros(2, 3)])
+        (('weights', 'f64'),)
+    """
+    parameters = () if module is None else module._parameters.values()
+    double = any(parameter is not None and parameter.dtype is torch.float64 for parameter in parameters)
+    return (("weights", "f64"),) if double and all(tensor.dtype is not torch.float64 for tensor in tensors) else ()
+
+
 def _torch_class(module: nn.Module | None) -> type[nn.Module] | None:
     """Return the class of PyTorch whose `forward` the module runs, or None."""
     cls = library_class(type(module), "torch.nn.modules.", "forward")

@@ -17,7 +17,7 @@ from annot.emit.layer_filter import Choice
 from annot.emit.shapes import specs_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
-from annot.torch.hyperparameters import gradients, hyperparameters
+from annot.torch.hyperparameters import double_weights, gradients, hyperparameters
 from annot.torch.internals import tracing_context
 from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, join, path_to, paths, unwrapped
 from annot.util.locks import fork_safe
@@ -123,8 +123,9 @@ class Site:
             return (specs, omitted, ()), ()
         # A subclass may lack attributes of its base class.
         settings: Arguments = guard.attempt(hyperparameters, self.of(), self.module, otherwise=())
+        double: Arguments = guard.attempt(double_weights, self.of(), tensors, otherwise=())
         grad: Arguments = guard.attempt(gradients, self.of(), tensors, otherwise=())
-        return (specs, omitted, settings + arguments), grad
+        return (specs, omitted, settings + double + arguments), grad
 
     def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: Arguments) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))

@@ -15,7 +15,7 @@ from tables import Rows
 from annot import load
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_layer
-from annot.emit.class_sources import source_of
+from annot.emit.class_sources import method_source, source_of
 from annot.labels.marks import format_source, parse_source
 from annot.report.views import find_view
 from annot.runs.run import Run
@@ -112,6 +112,22 @@ def test_sources_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(os.sep)
     some_models.Net.__qualname__ = "Again"  # another key of the cache
     assert source_of(some_models.Net) == f"{str(tmp_path)[1:]}/some_models.py:8"
+
+
+def test_sources_of_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first name that a class has counts, also inherited; the line is that of the innermost function."""
+    (tmp_path / "some_sets.py").write_text(
+        "import functools\n\nclass Base:\n    def item(self): pass\n\n\nclass Set(Base):\n"
+        "    @functools.wraps(Base.item)\n    def items(self): pass\n    def other(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import some_sets  # type: ignore[import-not-found]
+
+    assert method_source(some_sets.Set, "missing", "other", "item") == "some_sets.py:10"
+    assert method_source(some_sets.Set, "items") == method_source(some_sets.Set, "item") == "some_sets.py:4"
+    assert method_source(list, "__getitem__") == method_source(some_sets.Set, "missing") == ""
+    monkeypatch.setattr(some_sets.Base.item, "__module__", "torch.utils.data")
+    assert method_source(some_sets.Set, "item") == ""  # code of a framework
 
 
 def test_texts_of_marks() -> None:

@@ -50,6 +50,15 @@ def test_facts_of_a_loader_are_numbers(flags: tuple[bool, bool]) -> None:
     assert parse_loader("Loader workers=3") is None
 
 
+def test_a_loader_names_a_dataset_with_a_source() -> None:
+    facts: dict[str, int | str] = {"workers": 0, "persistent": 0, "pinned": 0}
+    named = format_loader(workers=0, persistent=False, pinned=False, dataset="Photos", source="a b.py:12")
+    assert parse_loader(named) == facts | {"dataset": "Photos", "source": "a b.py:12"}
+    for dataset, source in (("Photos", ""), ("My photos", "a.py:12")):
+        text = format_loader(workers=0, persistent=False, pinned=False, dataset=dataset, source=source)
+        assert parse_loader(text) == facts
+
+
 def test_versions_of_a_machine_may_be_missing() -> None:
     facts = {"PyTorch": "2.9.0+cpu", "TensorFlow": "2.21.0", "Python": "3.11.2", "annot": "0.1.0", "CPU": "AMD EPYC"}
     assert parse_machine(format_machine(facts)) == facts

@@ -68,6 +68,20 @@ def test_backward_ranges_carry_the_shapes_of_the_forward(both: Run) -> None:
     assert "0 Linear [5,3]f32 out=2 grad=weight |bwd" in texts
 
 
+class InDouble(nn.Linear):
+    """A layer that casts its inputs."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.double())
+
+
+def test_layers_that_cast_to_double_say_so(both: Run) -> None:
+    """The dtype of their inputs does not; that of inputs in float64 does."""
+    model = nn.Sequential(InDouble(3, 2).double(), nn.Linear(2, 2).double())
+    texts = both(model, lambda: model(torch.ones(5, 3)).sum().backward()).texts
+    assert {"0 InDouble [5,3]f32 weights=f64 |fwd", "1 Linear [5,2]f64 out=2 |fwd"} <= {*texts}
+
+
 @pytest.mark.parametrize("name", ["small_resnet", "small_vgg16", "gpt", "unet", "lstm", "alexnet"])
 def test_every_node_runs_inside_its_layer(tmp_path: Path, name: str) -> None:
     """Each autograd node runs inside the backward range of the layer whose forward made it.

@@ -302,8 +302,9 @@ def test_waits_are_ranges_in_every_mode_of_the_loader(tmp_path: Path) -> None:
 
 
 def test_a_loader_says_how_many_workers_it_has(tmp_path: Path) -> None:
-    """A mark for each loader that starts to iterate, also inside `batches`."""
-    numbers = distributed_worker.Numbers()
+    """A mark for each loader that starts to iterate, also inside `batches`, with a dataset of the user."""
+    numbers = torch.utils.data.Subset(distributed_worker.Numbers(), range(8))
+    line = distributed_worker.Numbers.__getitem__.__code__.co_firstlineno
 
     def body() -> None:
         with annot.emit_ranges(torch.nn.Identity()):
@@ -314,8 +315,9 @@ def test_a_loader_says_how_many_workers_it_has(tmp_path: Path) -> None:
     recorded = capture(tmp_path, body)
     path = next(tmp_path.rglob("*.sqlite"))
     loaders = [one["loaders"] for one in annot.load(path).meta["processes"] if "loaders" in one]
-    facts = {"workers": 0, "persistent": 0, "pinned": 0}
-    assert loaders == [[facts, {"workers": 1, "persistent": 1, "pinned": 0}]]
+    facts = {"workers": 0, "persistent": 0, "pinned": 0, "dataset": "Numbers", "source": loaders[0][0]["source"]}
+    assert loaders == [[facts, facts | {"workers": 1, "persistent": 1}]]
+    assert facts["source"].endswith(f"distributed_worker.py:{line}")
     assert data_ranges(recorded)["Data |data"] == 12
 
 

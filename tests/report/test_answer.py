@@ -31,6 +31,7 @@ from annot.cli.report import print_report
 from annot.errors import AnnotError
 from annot.read.formats import load
 from annot.report.columns import Formatted
+from annot.report.export.markdown import markdown
 from annot.report.page.data import report_data
 from annot.report.table import Options, Table, process
 from annot.report.terminal.compare import comparison_table
@@ -135,6 +136,26 @@ def test_repeated_layers_are_one_row() -> None:
     assert rows[0].startswith("> h.*.fc Linear ×200")
     assert "h.*.fc" in report.meta["verdict"]
     assert " h.7" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("device", [True, False])
+@pytest.mark.parametrize(("slowest", "named"), [(5_005, True), (5_000, False)])
+def test_a_layer_with_more_than_half_of_the_time_of_its_fold_is_named(device: bool, slowest: int, named: bool) -> None:
+    """Of 6 layers, one takes as long as the others together, or longer: in the verdict, the terminal and Markdown."""
+    rows, at = Rows(), 0
+    for block, length in enumerate((1_000, 1_000, 1_000, slowest, 1_000, 1_000)):
+        rows.range(f"h.{block}.fc Linear [4,8]f32 |fwd", at, at + length)
+        if device:
+            rows.kernel(at, (at, at + length), name="ampere_sgemm_128x64_tn")
+        at += length
+    report = Run(rows.build()).view(brief=True)
+    (row,) = named_rows(report)
+    assert row.mostly == ("h.3.fc" if named else "")
+    assert report.meta["verdict"].endswith(", mostly h.3.fc)." if named else "%)." if device else "(forward).")
+    table, document = "\n".join(_printed(partial(print_answer, report), 120)), markdown(report, is_answer=True)
+    for text in (table, document):
+        assert text.count("h.3.fc") == 2 * named
+        assert ("Mostly in" in text) == named
 
 
 def test_the_answer_ends_where_a_table_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,6 +282,17 @@ def test_the_command_shows_all(written: Path, capsysbinary: Any) -> None:
     assert output.MIN_CHARS == MIN_CHARS
 
 
+def test_the_command_of_the_advice(capsysbinary: Any) -> None:
+    """It selects the same ranges, and has no option of the table."""
+    path = str(shared("kineto/labelled/gemm_03_compute_misaligned.json.gz"))
+    table = ["--top=3", "--depth", "1", "--sort", "time", "--total", "--domain", ""]
+    document = printed(capsysbinary, path, *table, "--format", "markdown")
+    command = re.search(r"\*\*Advice\*\* \(reasons and code: `(.*)`\)", document)
+    assert command is not None
+    assert command[1] == f"annot report --by advice {path} --domain ''"
+    assert "Why: " in printed(capsysbinary, *shlex.split(command[1])[1:])
+
+
 def test_ranks_and_comparisons_fit_any_limit(tmp_path: Path, written: Path) -> None:
     write_ranks(tmp_path, 2)
     paths = [str(tmp_path / f"run_rank{rank}.sqlite") for rank in range(2)]

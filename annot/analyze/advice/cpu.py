@@ -101,33 +101,6 @@ def small_layers(facts: Facts) -> Advice | None:
     )
 
 
-def double_precision(facts: Facts) -> Advice | None:
-    """Layers that compute in 64 bits.
-
-    Evidence: labels whose first input is float64 in every call, with at least 10 % of the step time.
-    """
-    double = [layer for layer, tags in facts.tags.items() if all(tag.tensors[0].dtype == "f64" for tag in tags)]
-    share = _share_of_layers(facts, double)
-    if share < LEAST_SHARE:
-        return None
-    return Advice(
-        "double_precision",
-        "Compute in float32.",
-        f"{share:.0%} of {facts.time} is spent in layers with float64 inputs, at half the throughput of float32",
-        "model = model.float()\nx = x.float()",
-        share / 2,
-        double[:5],
-    )
-
-
-def _share_of_layers(facts: Facts, layers: list[str]) -> float:
-    """Share of step time of layers, without those inside them; 0 on a GPU."""
-    if not facts.on_cpu or not layers or not facts.wall_ns:
-        return 0.0
-    times = facts.cpu_layers.filter(pl.col("part") != "optimizer", pl.col("layer").is_in(layers))
-    return float(times["ns"].sum() / facts.wall_ns)
-
-
 def own_code(facts: Facts) -> Advice | None:
     """A layer whose `forward` computes much outside its submodules.
 
@@ -178,7 +151,7 @@ def fusion(facts: Facts) -> Advice | None:
     long = pl.col("host_self_ns") >= _SHORT_NS * pl.col("calls")
     rows = work.filter((pl.col("phase") == "forward") & (pl.col("module") != "") & low & long)
     layers = rows.sort("host_self_ns", "layer", descending=[True, False])["layer"].to_list()
-    share = _share_of_layers(facts, layers)
+    share = facts.share_of_layers(layers)
     if share < LEAST_SHARE:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
@@ -252,4 +225,4 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final = (threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases)
+RULES: Final = (threads, own_code, small_layers, fusion, optimizer, outside_phases)

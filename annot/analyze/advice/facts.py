@@ -216,12 +216,14 @@ class Loader:
         some: whether it has worker processes, also of unknown number.
         persistent: whether the workers are known to live on between epochs.
         pinned: whether it is known to copy batches to pinned memory.
+        datasets: classes of datasets, each with file and line of its method that loads samples, if known.
     """
 
     workers: int | None
     some: bool
     persistent: bool
     pinned: bool
+    datasets: tuple[str, ...] = ()
 
 
 class Facts:
@@ -280,7 +282,7 @@ class Facts:
     @cached_property
     def in_keras(self) -> bool:
         """Whether layers are those of Keras or TensorFlow: paths joined by /, with a class or in an XPlane file."""
-        of_model = self.layers.filter(pl.col("phase").is_in(["forward", "backward"]))
+        of_model = self.layers.filter(pl.col("phase").is_in(LAYER_PHASES))
         paths = of_model.filter(pl.col("layer").str.contains("/", literal=True))
         classes = paths.filter(pl.col("module") != "").height > 0
         return classes or (paths.height > 0 and self.attribution.meta.get("format") == "xplane")
@@ -434,6 +436,9 @@ class Facts:
             some=bool(workers) or "MultiProcessing" in iterators,
             persistent=bool(loaders) and all(loader["persistent"] for loader in loaders),
             pinned=bool(loaders) and all(loader["pinned"] for loader in loaders),
+            datasets=tuple(
+                dict.fromkeys(f"{loader['dataset']} ({loader['source']})" for loader in loaders if "source" in loader)
+            ),
         )
 
     @cached_property
@@ -515,6 +520,14 @@ class Facts:
     def share(self, predicate: pl.Expr) -> float:
         """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""
         return float(self.work.filter(predicate)["wall_ns"].sum() / self.wall_ns) if self.wall_ns else 0.0
+
+    def share_of_layers(self, layers: Sequence[str]) -> float:
+        """Return the fraction of step time (0 to 1) of layers, without those inside them and without the optimizer."""
+        named = pl.col("layer").is_in(layers)
+        if self.on_device:
+            return self.share(named & (pl.col("phase") != "optimizer"))
+        times = self.cpu_layers.filter(named, pl.col("part") != "optimizer")
+        return float(times["ns"].sum() / self.wall_ns) if self.on_cpu and self.wall_ns else 0.0
 
     def calls(self, predicate: pl.Expr) -> float:
         """Return the number of matching GPU activities per step, or in the whole run without steps."""

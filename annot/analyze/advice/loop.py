@@ -24,7 +24,9 @@ from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
 from annot.analyze.step_parts import WORK
 from annot.attribution.attribute import known
+from annot.attribution.layer_tables import LAYER_PHASES
 from annot.attribution.steps import fetches
+from annot.labels.tag import Tag
 
 _LEAST_NAMED: Final = 0.01
 """Share of the step from which the evidence names an operation."""
@@ -185,7 +187,9 @@ def workers_needed(facts: Facts, share: float) -> int:
 
 def _evidence(facts: Facts, share: float) -> str:
     waits = f"{share:.0%} of {facts.time} is spent {GPU_PARTS['data'].name}{_times(facts, share)}"
-    return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}"
+    datasets = facts.loader.datasets[:_MOST_NAMED]
+    of = f" of {' and '.join(datasets)}" if datasets else ""
+    return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}{of}"
 
 
 def _times(facts: Facts, share: float) -> str:
@@ -412,4 +416,76 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-RULES: Final = (data_loading, synchronous_copies, pageable_copies, host_copies, allocations, stragglers, collectives)
+def recomputation(facts: Facts) -> Advice | None:
+    """Layers whose forward runs again in the backward pass, to keep fewer activations in memory.
+
+    Evidence: ranges of recomputed layers, with at least 5 % of the step time. On a GPU it is that of their GPU
+    activities, without a GPU the part of the time of all layers.
+    """
+    time = "gpu_self_ns" if facts.on_device else "host_self_ns"
+    again = pl.col("phase") == "recompute"
+    rows = facts.layers.filter(again, pl.col(time) > 0).sort(time, "layer", descending=[True, False])
+    share = facts.share(again) if facts.on_device else _share_without_gpu(facts, int(rows[time].sum()))
+    if share < LEAST_CHANGE:
+        return None
+    layers = rows.filter(pl.col("layer") != "")["layer"].unique(maintain_order=True)
+    return Advice(
+        "recomputation",
+        "Keep activations where memory allows, instead of recomputing layers in the backward pass.",
+        f"{share:.0%} of {facts.time} is spent in the forward of {rows.select('layer', 'module').n_unique():,} layers "
+        "that run again in the backward pass (activation checkpointing)",
+        _SAVED,
+        share,
+        layers.head(5).to_list(),
+    )
+
+
+_SAVED: Final = """\
+x = block(x)      # without torch.utils.checkpoint, or keep at least the results of matrix multiplications:
+kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, kept)
+x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=context)"""
+
+
+def _share_without_gpu(facts: Facts, ns: int) -> float:
+    """The share of step time of self time (ns) in layers; 0 on a GPU."""
+    whole = int(facts.layers.filter(pl.col("phase").is_in(LAYER_PHASES))["host_self_ns"].sum())
+    return (facts.shares["forward"] + facts.shares["backward"]) * ns / whole if facts.on_cpu and whole else 0.0
+
+
+def double_precision(facts: Facts) -> Advice | None:
+    """Layers that compute in 64 bits.
+
+    Evidence: labels with a float64 first input, or with float64 weights, in every call, with at least 10 % of the step
+    time. In float32, a CPU computes twice as fast; a GPU may be faster still, so that the time itself is the bound.
+    """
+    double = [layer for layer, tags in facts.tags.items() if all(map(_is_double, tags))]
+    share = facts.share_of_layers(double)
+    if share < LEAST_SHARE:
+        return None
+    slower = ", at half the throughput of float32" if facts.on_cpu else ""
+    return Advice(
+        "double_precision",
+        "Compute in float32.",
+        f"{share:.0%} of {facts.time} is spent in layers with float64 inputs or weights{slower}",
+        "model = model.float()\nx = x.float()",
+        share / 2 if facts.on_cpu else share,
+        double[:5],
+    )
+
+
+def _is_double(tag: Tag) -> bool:
+    return tag.tensors[0].dtype == "f64" or ("weights", "f64") in tag.arguments
+
+
+RULES: Final = (
+    data_loading,
+    synchronous_copies,
+    pageable_copies,
+    host_copies,
+    allocations,
+    stragglers,
+    collectives,
+    recomputation,
+    double_precision,
+)

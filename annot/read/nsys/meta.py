@@ -134,7 +134,7 @@ class AnnotMarks:
         self.has_memory = False  # whether the marks include those of `annot.labels.marks`
         self._ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self._cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
-        self._loaders: defaultdict[int, list[dict[str, int]]] = defaultdict(list)  # different ones by process
+        self._loaders: defaultdict[int, list[dict[str, int | str]]] = defaultdict(list)  # different ones by process
         self._machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self._scopes: list[str] = []  # texts that map name scopes to layers
         self._works: list[str] = []  # texts with the work of operators

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 from rich.text import Text
 
+from annot.analyze.cpu_parts import main_layer
 from annot.labels import layer_path
 from annot.report.table import Table
 from annot.report.terminal.layout import named_text
@@ -25,6 +26,7 @@ class HotRow:
         self_ns: self time (ns) in each phase.
         total_ns: self time (ns) of all phases.
         calls: number of calls of the forward, or all calls of a row without one.
+        mostly: path of the layer of a fold that has more than half of its self time; "": none.
         bound: what bounds the phase with the most self time; None: unknown.
         source: file and line of the class, or of the innermost class around the layer that has one; "": unknown.
     """
@@ -35,6 +37,7 @@ class HotRow:
     self_ns: Mapping[str, float]
     total_ns: float
     calls: float | None
+    mostly: str
     bound: str | None
     source: str
 
@@ -56,9 +59,11 @@ def named_rows(table: Table) -> Iterator[HotRow]:
     for line in table.tree:
         source = sources.get((line.members or [line])[0].number, "")
         name, module = title(next(iter(line.phases.values())))
-        yield _hot_row(line, layer_path.with_parent(name, root), module, table, source)
+        times = {member.key[0]: member.get(table.own_time) or 0 for member in line.members}
+        mostly = layer_path.with_parent(main_layer(times), root)
+        yield _hot_row(line, layer_path.with_parent(name, root), module, table, source, mostly)
     for line in table.others:
-        yield _hot_row(line, line.label, line.module, table, "")
+        yield _hot_row(line, line.label, line.module, table, "", "")
 
 
 def model_class(lines: Sequence[Line]) -> str:
@@ -83,7 +88,7 @@ def line_sources(lines: pl.DataFrame) -> dict[int, str]:
     return sources
 
 
-def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> HotRow:
+def _hot_row(line: Line, path: str, module: str, table: Table, source: str, mostly: str) -> HotRow:
     times = {phase: row[table.own_time] for phase, row in line.phases.items() if row[table.own_time]}
     bound = None
     if times:
@@ -93,7 +98,15 @@ def _hot_row(line: Line, path: str, module: str, table: Table, source: str) -> H
     calls = line.get("calls", *(line.phases.keys() & {"forward"}))
     layers, total = len(line.members) or 1, sum(times.values())
     return HotRow(
-        path=path, module=module, layers=layers, self_ns=times, total_ns=total, calls=calls, bound=bound, source=source
+        path=path,
+        module=module,
+        layers=layers,
+        self_ns=times,
+        total_ns=total,
+        calls=calls,
+        mostly=mostly,
+        bound=bound,
+        source=source,
     )
 
 
@@ -102,4 +115,6 @@ def summed_rows(rows: Sequence[HotRow]) -> HotRow:
     phases = dict.fromkeys(phase for row in rows for phase in row.self_ns)
     times = {phase: sum(row.self_ns.get(phase, 0) for row in rows) for phase in phases}
     total = sum(row.total_ns for row in rows)
-    return HotRow(path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, bound=None, source="")
+    return HotRow(
+        path="", module="", layers=1, self_ns=times, total_ns=total, calls=None, mostly="", bound=None, source=""
+    )

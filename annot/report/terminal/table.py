@@ -328,6 +328,7 @@ def hot_sheet(table: Table, rows: Sequence[HotRow], width: int) -> Sheet:
         *(Formatted(titles[phase], of_phase(phase), unit=unit.name) for phase in phases),
         head(TREE["self"], lambda row: unit.show(row.total_ns), least=0, keep=True, unit=unit.name),
         head(TREE["share"], lambda row: share(row.total_ns, table.whole or 0), keep=True),
+        Formatted("Mostly in", lambda row: row.mostly, 76),
         head(TREE["calls"], lambda row: count(row.calls or None), least=100),
         Formatted("Bound", lambda row: row.bound or "", 100 if any(row.source for row in rows) else 76),
     ]

@@ -59,6 +59,8 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(kernels=[(TENSOR, 948), (NCCL, 52)]),
         Run(kernels=[(TENSOR, 952), (NCCL, 48)]),
     ),
+    "double_precision": (Run(text="net.a Linear [64,1024]f64 |fwd"), Run()),
+    "recomputation": (Run(text="net.a Linear [64,1024]bf16 |re"), Run()),
     "uneven_steps": (Run(steps=12, slower=205), Run(steps=12, slower=200)),
     "coverage": (Run(steps=0), Run()),  # the profile of `lost_kernels`
     "mixed_precision": (Run(kernels=[(SINGLE, 900)]), Run(kernels=[(SINGLE, 900)], meta={"devices": [P100]})),

@@ -96,6 +96,8 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
     assert rule not in silent
 
 
+AGAIN = "fc Linear [64,1024]f32 out=64 |re"
+WEIGHTS = "fc Mine [64,1024]f32 weights=f64 |fwd"
 FEW, RELU, DOUBLE = {"threads": 1, "cores": 4}, "act ReLU [64,1024]f32 |fwd", "fc Linear [64,1024]f64 out=64 |fwd"
 
 
@@ -108,9 +110,11 @@ FEW, RELU, DOUBLE = {"threads": 1, "cores": 4}, "act ReLU [64,1024]f32 |fwd", "f
         ("small_layers", _profile(250_000, calls=20, rest=1_000_000), _profile(247_000, calls=20, rest=1_002_000)),
         ("small_layers", _profile(299_990, calls=10), _profile(300_000, calls=10)),
         ("double_precision", _profile(100_000, text=DOUBLE, rest=899_000), _profile(99_000, text=DOUBLE, rest=900_000)),
+        ("double_precision", _profile(text=WEIGHTS), _profile(text=WEIGHTS.replace("64 |", "32 |"))),
         ("own_code", _attention(200_000), _attention(199_000)),
         ("fusion", _profile(100_000, text=RELU, rest=899_000), _profile(99_000, text=RELU, rest=900_000)),
         ("fusion", _profile(30_000, text=RELU), _profile(29_999, text=RELU)),
+        ("recomputation", _profile(50_100, text=AGAIN, rest=948_900), _profile(49_900, text=AGAIN, rest=949_100)),
         ("optimizer", _profile(499_000, adam=30_000, rest=470_000), _profile(499_000, adam=29_000, rest=471_000)),
         ("outside_phases", _profile(799_000, rest=200_000), _profile(800_000, rest=199_000)),
         # The second process computes for 601,200 ns or 601,100 ns in each step, the first one for 501,000 ns.
@@ -126,6 +130,12 @@ def test_code_of_other_layers_is_in_the_evidence_of_fusion_from_5_percent_on() -
     text = "qkv LayerNorm [64,1024]f32 |fwd"
     assert ", and 5% in the forward methods" in _said(_attention(50_000, text=text))["fusion"].evidence
     assert "in the forward methods" not in _said(_attention(49_000, text=text))["fusion"].evidence
+
+
+def test_the_evidence_of_recomputation_names_the_recomputed_layers() -> None:
+    said = _layers({"a Linear |fwd": 70_000, "a Linear |re": 10_000, "b Linear |re": 20_000})["recomputation"]
+    assert said.evidence.startswith("30% of step time is spent in the forward of 2 layers that run again")
+    assert (said.layers, said.saves) == (["b", "a"], pytest.approx(0.3))
 
 
 def test_every_rule_has_a_case() -> None:
@@ -300,7 +310,7 @@ def _layers(texts: dict[str, int]) -> dict[str, Advice]:
     for step in range(4):
         begin = at
         for text, length in texts.items():
-            rows.range(f"{text} |fwd", at, at + length)
+            rows.range(text if "|" in text else f"{text} |fwd", at, at + length)
             at += length
         rows.range(f"Batch {step} |step", begin, at)
     return _said(rows.build())

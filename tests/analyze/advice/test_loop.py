@@ -15,6 +15,8 @@ from annot.profile import Profile
 
 GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"
 BROADCAST, SEND = "ncclDevKernel_Broadcast_RING_LL", "ncclDevKernel_SendRecv"
+DOUBLE = "net.a Linear [64,1024]f64 |fwd"
+AGAIN = "net.a Linear [64,1024]bf16 |re"
 MALLOC, FREE, WAIT = (f"cuda{name}_v3020" for name in ("Malloc", "Free", "StreamSynchronize"))
 
 
@@ -30,6 +32,8 @@ MALLOC, FREE, WAIT = (f"cuda{name}_v3020" for name in ("Malloc", "Free", "Stream
         ("allocations", *(Run(gap=100, calls=[("hipFree", us)]) for us in (31, 30))),
         ("pageable_copies", Run(copy=28), Run(copy=27)),
         ("host_copies", Run(copy=28, pinned=True), Run(copy=27, pinned=True)),
+        ("double_precision", *(Run([(TENSOR, us)], lengths=(1000,) * 4, text=DOUBLE) for us in (100, 99))),
+        ("recomputation", *(Run([(TENSOR, us)], lengths=(1000,) * 4, text=AGAIN) for us in (50, 49))),
         ("stragglers", *(Run([(TENSOR, 500)], devices=(0, 1, 2), slow=slow) for slow in (1.2, 1.198))),
         ("stragglers", *(Run([(TENSOR, us)], devices=(0, 1), lengths=(1000,) * 4, slow=2) for us in (50, 49))),
     ],
@@ -305,7 +309,7 @@ def _loading(meta: dict[str, object] | None = None, *, waits: tuple[int, ...] = 
     return said["late_batches" if "late_batches" in said else "data_loading"]
 
 
-def _marked(**facts: int) -> dict[str, object]:
+def _marked(**facts: int | str) -> dict[str, object]:
     return {"loaders": [{"workers": 0, "persistent": 0, "pinned": 0} | facts]}
 
 
@@ -325,6 +329,14 @@ def test_workers_that_are_not_seen_may_exist() -> None:
     several = _loading(text="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     assert several.evidence.endswith("; worker processes of the DataLoader load the data")
     assert several.advice.startswith("Load data in more worker processes, or")
+
+
+def test_datasets_are_named_with_their_code() -> None:
+    photos, texts = ({"dataset": name, "source": f"data.py:{line}"} for name, line in (("Photos", 12), ("Texts", 30)))
+    one = _loading(_marked(**photos)).evidence
+    assert one.endswith("; the process itself loads the data of Photos (data.py:12)")
+    loaders = [{"workers": 0, "persistent": 0, "pinned": 0} | facts for facts in (photos, texts, {}, photos)]
+    assert _loading({"loaders": loaders}).evidence.endswith(" of Photos (data.py:12) and Texts (data.py:30)")
 
 
 def test_one_late_batch_is_one_late_batch() -> None:
