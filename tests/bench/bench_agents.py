@@ -224,7 +224,7 @@ def reads(tool: str, case: Case) -> bool:
 def print_table(cases: Sequence[Case]) -> None:
     """Print the readings as Markdown."""
     nsys = subprocess.run(["nsys", "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
-    print(f"{date.today()}, annot {version('annot')}, nsys {nsys}, PyTorch {version('torch')}\n")
+    print(f"{date.today()}, annot {version('annot-nvtx')}, nsys {nsys}, PyTorch {version('torch')}\n")
     print(f"| planted cause | {' | '.join(TOOLS)} |\n|---|{'---|' * len(TOOLS)}")
     for case in cases:
         cells = [str(read(case, texts(case))) if reads(tool, case) else "–" for tool, texts in TOOLS.items()]
