@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -105,7 +106,8 @@ def test_advice_for_slow_data(slow_data: Path) -> None:
     advice = Run(slow_data).advice
     assert advice["rule"][0] == "data_loading"
     assert "num_workers=" in advice["code"][0]
-    assert advice["evidence"][0].endswith("; the process itself loads the data")
+    line = inspect.getsourcelines(cpu_runs.Slow.__getitem__)[1]
+    assert advice["evidence"][0].endswith(f"; the process itself loads the data of Slow (cpu_runs.py:{line})")
     assert "pin_memory" not in advice["code"][0]
     assert "optimizer" not in advice["rule"]
 
