@@ -37,8 +37,10 @@ def operator_name(operator: Any) -> str:
 
 def operator_parameters(operator: Any) -> tuple[str, ...]:
     """Return the names of the positional parameters of an operator, those of the overload with most of them."""
-    positional = [[argument.name for argument in schema if not argument.kwarg_only] for schema in _schemas(operator)]
-    return tuple(max(positional, key=len, default=()))
+    positional = [
+        tuple(argument.name for argument in schema if not argument.kwarg_only) for schema in _schemas(operator)
+    ]
+    return max(positional, key=len, default=())
 
 
 def formula_of(func: Any) -> Formula | None:
