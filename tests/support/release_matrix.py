@@ -88,12 +88,17 @@ class Combination(NamedTuple):
     """Release of PyTorch, installed without its dependencies."""
 
 
+def project() -> dict[str, Any]:
+    """Return the metadata of annot."""
+    metadata: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return metadata
+
+
 def requirements() -> list[str]:
     """Return the requirements of annot and of its extras, without the frameworks and annot itself."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    extras = project()["optional-dependencies"]
     optional = [needs for name in sorted({*extras} - {"torch", "tf", "all"}) for needs in extras[name]]
-    return list(dict.fromkeys(project["dependencies"] + optional))
+    return list(dict.fromkeys(project()["dependencies"] + optional))
 
 
 def lowest(requirement: str) -> str:
