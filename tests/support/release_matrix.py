@@ -27,19 +27,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH = ("2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.13.0", "2.14.1", "2.15.0")
 MISSING = {"torch-2.4.1-3.13"}
 """Combinations that PyTorch does not publish."""
-CUDA_13 = "2.11.0"
+CUDA_13 = "2.13.0"
 """First of the releases above whose wheel on the package index is built for CUDA 13."""
-TORCH_NEEDS = (
-    "numpy",
-    "sympy",
-    "networkx",
-    "jinja2",
-    "fsspec",
-    "filelock",
-    "typing_extensions",
-    "mpmath",
-    "setuptools",
-)
+TORCH_NEEDS = ("numpy", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing_extensions", "setuptools")
 CUDA = {
     "12": (
         *("cublas-cu12==12.8.4.1", "cuda-cupti-cu12==12.8.90", "cuda-nvrtc-cu12==12.8.93"),
@@ -126,11 +116,6 @@ def combinations() -> dict[str, Combination]:
     return {combination.name: combination for combination in matrix if combination.name not in MISSING}
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers."""
-    return tuple(map(int, version.split(".")))
-
-
 def python_of(version: str) -> str:
     """Return an interpreter of this version, from the path or from pyenv."""
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
@@ -160,7 +145,7 @@ def install(folder: Path, combination: Combination) -> Path:
 
 def cuda_libraries(folder: Path, torch: str) -> str:
     """Install the CUDA libraries of a release of PyTorch unless they are there, and return their folders."""
-    major = "13" if numbers(torch) >= numbers(CUDA_13) else "12"
+    major = "13" if TORCH.index(torch) >= TORCH.index(CUDA_13) else "12"
     target = folder / f"cuda-{major}"
     if not (target / "installed").exists():
         packages = [f"nvidia-{name}" for name in CUDA[major]]
