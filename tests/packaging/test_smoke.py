@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import annot, needs_recorder
+from sqlite_profile import training
 
 pytestmark = pytest.mark.smoke
 
@@ -107,6 +108,16 @@ def test_python_api(tmp_path):
     assert package.correlate(profile).row(0)[:5] == ("fc", "Linear", "forward", 1, 9)
     with pytest.raises(package.AnnotError, match="does not exist"):
         package.load(tmp_path / "nothing.sqlite")
+
+
+def test_reports_of_an_export(tmp_path):
+    """An export of Nsight Systems is reported in a terminal and as a page, and compared, on all systems."""
+    exports = [training(device=True).write(tmp_path / name) for name in ("a.sqlite", "b.sqlite")]
+    for words in (exports[:1], ["compare", *exports], [exports[0], "-o", "page.html"]):
+        done = annot(*words, cwd=tmp_path)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr.decode()
+        assert words[1:2] == ["-o"] or b"features" in done.stdout
+    assert "features.0" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def _without_reports(folder):
