@@ -14,8 +14,7 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the checks and return 1 if one is a problem."""
     from annot.doctor.checks import examine
+    from annot.util.json_files import as_json
 
     checks = examine(args.collector)
     if args.format == "json":
-        print(json.dumps([asdict(check) for check in checks], indent=2))
+        sys.stdout.buffer.write(as_json(checks))
     else:
         _print_table(checks)
     return int(any(check.state == "problem" for check in checks))
