@@ -137,6 +137,8 @@ def test_recording_without_the_packages_of_reports(tmp_path):
     assert "Traceback" not in done.stderr.decode()
     done = annot("report", "x.sqlite.parts", "--format", "csv", cwd=tmp_path)
     assert (done.returncode, b"work" in done.stdout) == (0, True), done.stderr
+    done = annot("doctor", "--collector", "recorder", cwd=tmp_path, **_without_reports(tmp_path))
+    assert (done.returncode, b"another machine reports" in b" ".join(done.stdout.split())) == (0, True), done.stderr
 
 
 def test_ranges_without_the_packages_of_reports(tmp_path):
