@@ -18,6 +18,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from annot.cli.output import add_collector_argument
+
 if TYPE_CHECKING:
     from annot.doctor.finding import Check
 
@@ -26,15 +28,8 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot doctor`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    parser.add_argument(
-        "--collector",
-        choices=COLLECTORS,
-        default="auto",
-        help="collector of the self-test; default: auto, as for annot run",
-    )
+    add_collector_argument(parser, "collector of the self-test; default: auto, as for annot run")
 
 
 def run(args: argparse.Namespace) -> int:
