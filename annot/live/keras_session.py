@@ -75,7 +75,7 @@ class KerasSession(Session):
     # ---------------------------------------------------------------- steps
 
     def starts(self) -> None:
-        """Note when an execution of a step function, a `tf.function` or a model starts."""
+        """Note when an execution starts."""
         self._called = time.perf_counter_ns()
         self.begin()
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import keras
 import tensorflow as tf
@@ -20,15 +20,37 @@ from tensorflow.python.framework import random_seed
 from annot.emit.patches import Patches, subclasses
 from annot.util.weak_keys import WeakKeys
 
-if TYPE_CHECKING:
-    from annot.live.keras_session import KerasSession
-
 LOOPS: Final = ("fit", "evaluate", "predict")
 """Methods of a model that loop over batches."""
 _METHODS: Final = (*LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
 _STEP_FUNCTIONS: Final = {"train_function": True, "test_function": False, "predict_function": False}
 """Attributes of a model that hold its step functions, and whether they train."""
 _FUNCTION: Final = type(tf.function(lambda: None))
+
+
+class Listener(Protocol):
+    """Receiver of the steps."""
+
+    def starts(self) -> None:
+        """An execution of a step function, a `tf.function` or a model starts."""
+
+    def executed(self, source: Any, steps: int, *, trains: bool) -> None:
+        """An execution is complete. `source` is the model, the function or the optimizer."""
+
+    def calls(self, model: Any) -> None:
+        """A model is called, inside no other model."""
+
+    def loops(self, model: Any, method: str) -> None:
+        """A method of a model that runs batches is called."""
+
+    def updates(self, optimizer: Any, loss: Any) -> None:
+        """An optimizer is called. `loss` is what was differentiated since the last call, or None."""
+
+    def draws(self) -> None:
+        """An execution draws random numbers, or will draw some with each run of the graph that it traces."""
+
+    def iterates(self, dataset: Any, *, keras_made: bool) -> Any:
+        """Return the data set to iterate over instead of `dataset`."""
 
 
 class _Execution:
@@ -58,9 +80,9 @@ class _Thread(threading.local):
 
 
 class Steps(Patches):
-    """Patches that tell a session about each step, from `install` to `undo`."""
+    """Patches that tell a listener about each step, from `install` to `undo`."""
 
-    def __init__(self, listener: KerasSession) -> None:
+    def __init__(self, listener: Listener) -> None:
         super().__init__()
         self._listener = listener
         self._thread = _Thread()
