@@ -41,6 +41,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
 .PHONY: help demo test test-rest test-all test-matrix lint lint-types lint-code lint-npm lint-page docs coverage bench mutants outputs \
 	outputs-compare sdist sbom wheel wheels check-wheel check-tag clean
@@ -62,7 +63,7 @@ help:
 	@echo "make wheel     the wheel for this machine in dist, for Linux with glibc 2.28 or later, and the source distribution"
 	@echo "make check-wheel  the wheel in an empty environment of each Python at hand (PYTHONS=\"python3.12 …\"): smoke tests"
 	@echo "make wheels    the wheels for this operating system with cibuildwheel; Linux needs Docker"
-	@echo "make check-tag TAG=v1.2.3  whether the tag of a release is the version in pyproject.toml"
+	@echo "make check-tag whether this commit has the tag of the version in pyproject.toml, and CHANGELOG.md its date"
 	@echo "make clean     remove $(VENV) and all build outputs"
 
 demo: $(VENV)/.installed
@@ -184,7 +185,8 @@ wheels: $(DIST_VENV)/.installed
 	$(DIST_BIN)/cibuildwheel --output-dir dist
 
 check-tag:
-	@grep -qx 'version = "$(TAG:v%=%)"' pyproject.toml || { echo "pyproject.toml has another version than the tag $(TAG)"; exit 1; }
+	@git tag --points-at HEAD | grep -qxF "v$(VERSION)" || { echo "this commit has no tag v$(VERSION), the version in pyproject.toml"; exit 1; }
+	@grep -q '^## \[$(VERSION)\] - 20' CHANGELOG.md || { echo "CHANGELOG.md has no heading with the date of $(VERSION)"; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info annot/native/*.so

@@ -25,8 +25,7 @@ from annot.analyze.kernel_names import MATRIX, classify, with_classes, with_shor
 from annot.analyze.peaks import Peaks
 from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work.call import Work
-from annot.analyze.work.layer_work import by_text, layer_work
-from annot.analyze.work.operators import work_of_labels
+from annot.analyze.work.layer_work import by_text, layer_work, work_of_operations
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.column_ops import Numbers
@@ -349,7 +348,7 @@ class OperatorTable:
 def operator_table(attribution: Attribution) -> OperatorTable:
     """Return the operators of a profile. A profile without operators has no rows."""
     forest = attribution.forest
-    works = work_of_labels(forest)
+    works = work_of_operations(attribution)
     sums, groups = _grouped(forest, works)
     outside_ns = attribution.nodes["host_self_ns"][attribution.attributor.outside] or 0
     lost = pl.DataFrame(
@@ -412,8 +411,8 @@ def _row(
     if label == column_ops.NONE:
         name = UNATTRIBUTED if phase == UNATTRIBUTED else NO_OPERATION
         return group, name, None, None, phase, 0, host or 0, *[None] * 3
-    name, call = attribution.forest.labels.select("layer", "call").row(label)
-    tag, work, count = parse(call) if call else None, works[label], calls or 0
+    name, call, text = attribution.forest.labels.select("layer", "call", "text").row(label)
+    tag, work, count = parse(call or text), works[label], calls or 0
     shapes = " ".join(map(str, tag.tensors)) if tag and tag.phase != "collective" else None
     # Copies and views have no known work: the formulas of layers do not count what they move.
     sums = (

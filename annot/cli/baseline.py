@@ -15,6 +15,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -99,20 +100,35 @@ def _save(args: argparse.Namespace, store: str) -> None:
 
 def _print(args: argparse.Namespace, store: str) -> None:
     from annot.report.terminal.records import print_records
+    from annot.runs.baselines import origins
 
     output.settle_format(args)
     output.check_output(args)
-    records = _runs(args.name, store) if args.action == "show" else _baselines(store)
+    if args.action == "show":
+        records = runs_table(origins(args.name, store), args.name, store)
+    else:
+        records = baselines_table(_readable(store), store)
     output.deliver(records, partial(print_records, records), args)
 
 
-def _runs(name: str, store: str) -> Records:
-    """Return the table of the runs of a baseline."""
+def _readable(store: str) -> dict[str, pl.DataFrame]:
+    """Return the origins of the runs of each baseline that can be read, with a warning for others."""
+    from annot.runs.baselines import list_baselines, origins
+
+    readable = {}
+    for name in list_baselines(store):
+        try:
+            readable[name] = origins(name, store)
+        except AnnotError as error:
+            output.say(f"warning: {error}")
+    return readable
+
+
+def runs_table(rows: pl.DataFrame, name: str, store: str) -> Records:
+    """Return the table of the runs of a baseline, given their origins."""
     from annot.report.columns import Column
     from annot.report.terminal.records import Records
-    from annot.runs.baselines import origins
 
-    rows = origins(name, store)
     return Records(
         name="runs",
         rows=rows,
@@ -130,21 +146,16 @@ def _runs(name: str, store: str) -> Records:
     )
 
 
-def _baselines(store: str) -> Records:
+def baselines_table(runs_by_name: Mapping[str, pl.DataFrame], store: str) -> Records:
     """Return the table of the baselines in a store: the number of runs, and the origin of the latest run."""
     import polars as pl
 
     from annot.report.columns import Column
     from annot.report.terminal.records import Records
-    from annot.runs.baselines import ORIGIN, list_baselines, origins
+    from annot.runs.baselines import ORIGIN
 
     rows = pl.DataFrame(schema={"name": pl.String, "runs": pl.Int64, **ORIGIN})
-    for name in list_baselines(store):
-        try:
-            runs = origins(name, store)
-        except AnnotError as error:
-            output.say(f"warning: {error}")
-            continue
+    for name, runs in runs_by_name.items():
         named = runs.tail(1).with_columns(pl.lit(name).alias("name"), pl.lit(runs.height, pl.Int64).alias("runs"))
         rows.extend(named.select(rows.columns))
     return Records(

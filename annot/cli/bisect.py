@@ -29,17 +29,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from annot.cli.output import add_collector_argument, add_command_argument, command_of, number_type, say, whole_number
 
 if TYPE_CHECKING:
-    from annot.analyze.comparison.causes import Cause
     from annot.bisect.pairs import Program
     from annot.bisect.search import Answer, Question
-    from annot.bisect.target import Target
 
 _UNDECIDED = 5
 
@@ -92,9 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find the first slow commit, print it, and return the exit status."""
     from annot.bisect.pairs import Program, open_pairs
+    from annot.bisect.report import report_of
     from annot.bisect.repository import Repository, command_for_worktrees, plain_environment
     from annot.bisect.search import Question, Search
     from annot.collect.logged_run import terminable
+    from annot.util.json_files import as_json
 
     command = command_of(args, "annot bisect --good REV --bad REV -- python train.py")
     for name in os.environ.keys() - plain_environment().keys():  # of git; the commands of the user may run git, too
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         say("interrupted. The same command continues")
         raise
     if args.format == "json":
-        print(json.dumps(_as_json(answer, question, runs), indent=2))
+        sys.stdout.buffer.write(as_json(report_of(answer, question, runs)))
     else:
         print("\n".join(_as_text(answer, question, runs)))
     return 0 if answer.first_slow is not None else _UNDECIDED
@@ -141,6 +141,7 @@ def _key(question: Question, program: Program, prefix: Path) -> str:
 
 
 def _as_text(answer: Answer, question: Question, runs: int) -> list[str]:
+    from annot.bisect.report import causes_of_change
     from annot.report.units import printable
 
     if answer.target is None:
@@ -163,50 +164,5 @@ def _as_text(answer: Answer, question: Question, runs: int) -> list[str]:
         lines.append(f"  not confirmed: {len(change.pairs)} pairs of runs with {parent.short} do not separate them")
     else:
         lines.append(f"  {answer.change_target.sentence(question.error)} as in {parent.short}")
-        lines += [f"  cause, {cause.kind}: {cause.text}" for cause in _causes(answer)]
+        lines += [f"  cause, {cause.kind}: {cause.text}" for cause in causes_of_change(answer)]
     return [*lines, f"{runs} runs; probability of a wrong answer: at most {question.error:.2g}"]
-
-
-def _as_json(answer: Answer, question: Question, runs: int) -> dict[str, Any]:
-    return {
-        "good": dataclasses.asdict(question.good),
-        "bad": dataclasses.asdict(question.bad),
-        "row": _row(answer.target, question),
-        "trials": [
-            {
-                "commit": dataclasses.asdict(trial.commit),
-                "result": trial.result,
-                "pairs": len(trial.differences),
-                "factor": trial.factor,
-                "reason": trial.reason or None,
-            }
-            for trial in answer.trials
-        ],
-        "suspects": [dataclasses.asdict(commit) for commit in answer.suspects],
-        "first_slow": answer.first_slow and dataclasses.asdict(answer.first_slow),
-        "change": _row(answer.change_target, question),
-        "causes": [{"kind": cause.kind, "text": cause.text} for cause in _causes(answer)],
-        "runs": runs,
-        "error_probability": question.error,
-    }
-
-
-def _row(target: Target | None, question: Question) -> dict[str, Any] | None:
-    """Return a row and its change; None: nothing is slower."""
-    if target is None:
-        return None
-    factor, low, high = target.interval(question.error)
-    layer, module, phase = target.key or (None, None, None)
-    return {"layer": layer, "module": module, "phase": phase, "factor": factor, "low": low, "high": high}
-
-
-def _causes(answer: Answer) -> Sequence[Cause]:
-    """Return why the first slow commit is slower than its parent."""
-    from annot.analyze.comparison.causes import causes
-
-    change, target = answer.change, answer.change_target
-    if change is None or target is None:
-        return ()
-    a, b = zip(*change.pairs, strict=True)
-    rows = [] if target.key is None else [target.key]
-    return causes(a, b, rows, time=change.comparison.time, step=target.key is None)

@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import sys
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -23,7 +27,7 @@ from annot.cli.output import add_collector_argument
 if TYPE_CHECKING:
     from annot.doctor.finding import Check
 
-_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_COLORS = {"ok": "32", "note": "33", "problem": "1;31"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +49,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(checks: list[Check]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    widths = [max(map(len, column)) for column in zip(*((check.state, check.name) for check in checks), strict=True)]
+    """Print a line per check, without rich: an installation may lack it, as `annot guide installation` explains."""
+    states = max(len(check.state) for check in checks)
+    names = max(len(check.name) for check in checks)
+    indent = " " * (states + names + 4)
+    width = max(shutil.get_terminal_size().columns, len(indent) + 20)
     for check in checks:
-        row = Table.grid(padding=(0, 2))
-        for width in widths:
-            row.add_column(width=width)
-        row.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), Text(check.text))
-        console.print(row)
+        text = textwrap.fill(check.text, width, initial_indent=indent, subsequent_indent=indent).removeprefix(indent)
+        padding = " " * (states - len(check.state))
+        print(f"{_colored(check.state)}{padding}  {check.name:<{names}}  {text}")
         if check.mend:  # never wrapped, so that it can be copied
-            console.print(Text(f"{' ' * (sum(widths) + 4)}→ {check.mend}", style="bold"), soft_wrap=True)
+            print(f"{indent}→ {check.mend}")
+
+
+def _colored(state: str) -> str:
+    is_plain = "NO_COLOR" in os.environ or not sys.stdout.isatty()
+    return state if is_plain else f"\033[{_COLORS[state]}m{state}\033[0m"

@@ -205,7 +205,11 @@ _MODULES: Final = partial(
 _PHASES: Final = partial(View, "phases", "phase", label="phase")
 _KERNELS: Final = partial(View, "kernels", "kernel", label="name", gpu="Kernels")
 _OPERATIONS: Final = partial(
-    View, "ops", "op", label="op", empty="No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
+    View,
+    "ops",
+    "op",
+    label="op",
+    empty="No operations were recorded. Use `annot run --collector torch` or emit_ranges(model, ops=True).",
 )
 _WORK: Final = _LAYERS(
     ("phase calls gpu_self_ns host_self_ns flops bytes params flops_per_s flops_measured ratio",),

@@ -31,9 +31,16 @@ _disable_modes: Final[Callable[[], Any]] = internal("torch.utils._python_dispatc
 @functools.lru_cache(4096)
 def operator_name(operator: Any) -> str:
     """Return the name of an operator. Outside ATen it has its library, as in ``mylib::linear``."""
-    library = operator.__module__.rpartition(".")[2]
-    name: str = operator.__name__
-    return name if library == "aten" else f"{library}::{name.partition('.')[0]}"
+    library, name = operator.__module__.rpartition(".")[2], operator.__name__.partition(".")[0]
+    return name if library == "aten" else f"{library}::{name}"
+
+
+def operator_parameters(operator: Any) -> tuple[str, ...]:
+    """Return the names of the positional parameters of an operator, those of the overload with most of them."""
+    positional = [
+        tuple(argument.name for argument in schema if not argument.kwarg_only) for schema in _schemas(operator)
+    ]
+    return max(positional, key=len, default=())
 
 
 def formula_of(func: Any) -> Formula | None:
@@ -97,10 +104,17 @@ def _without_data(value: Any, copies: dict[int, Any]) -> Any:
 
 def _mutated(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that an operator writes to, as its schema says. Overloads differ little in them."""
-    schema = (func if type(func) is _OVERLOAD else getattr(func, func.overloads()[0]))._schema
-    values = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | dict(kwargs)
-    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    schema = _schemas(func)[0]
+    values = dict(zip([argument.name for argument in schema], args, strict=False)) | dict(kwargs)
+    written = [argument.name for argument in schema if argument.alias_info and argument.alias_info.is_write]
     return [values[name] for name in written if name in values]
+
+
+def _schemas(operator: Any) -> list[Any]:
+    """Return the parameters of each overload of an operator."""
+    is_overload = type(operator) is _OVERLOAD
+    overloads = [operator] if is_overload else [getattr(operator, name) for name in operator.overloads()]
+    return [overload._schema.arguments for overload in overloads]
 
 
 def _size(tensors: Iterable[Any]) -> int:

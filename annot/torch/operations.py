@@ -21,7 +21,7 @@ from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.labels.hyperparameters import Arguments
 from annot.torch.dynamo import set_callback
-from annot.torch.flop_formulas import OPERATORS, formula_of, marked, operator_name
+from annot.torch.flop_formulas import OPERATORS, formula_of, marked, operator_name, operator_parameters
 from annot.torch.internals import internal, is_autocast, is_compiling, is_tracing, mode_count
 from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
@@ -213,6 +213,8 @@ def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, A
 @functools.lru_cache(4096)
 def _parameters(func: Any) -> tuple[str, ...]:
     """Return the names of the positional parameters of a function. Empty if PyTorch does not document them."""
+    if type(func) in OPERATORS:
+        return operator_parameters(func)
     try:
         stub = torch.overrides.get_testing_overrides().get(func, func)
         parameters = inspect.signature(stub).parameters.values()

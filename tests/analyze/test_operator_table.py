@@ -14,6 +14,7 @@ from annot.analyze.roofline import by_op_roofline, by_op_work
 from annot.analyze.run_summary import by_summary
 from annot.attribution.attribute import attribute
 from annot.attribution.layer_tables import by_op, by_phase
+from annot.profile import Profile
 from annot.read.formats import load
 
 REAL = (
@@ -72,6 +73,23 @@ def test_experts_by_hand(tmp_path: Path) -> None:
     assert row["flops"] == 2 * 32 * weights
     assert row["bytes_read"] == 2 * (16 * 4096 + 32 * weights)
     assert row["bytes_written"] == 2 * 16 * 4096
+
+
+def test_operations_of_annot() -> None:
+    """Ranges of `ops=True` have the work of annot's formulas, or of a mark; operators inside count with them."""
+    names = ("0 Linear linear [8,64]f32 [32,64]f32 [32]f32 |op", "1 Mine mine [8]f32 |op", "2 Mine other [8]f32 |op")
+    ranges = [
+        {"start": 10 * number, "end": 10 * number + 10, "process": 1, "thread": 1, "text": name, "domain": "annot"}
+        for number, name in enumerate(names)
+    ]
+    inner = ranges[0] | {"start": 2, "end": 8, "text": "aten::addmm", "role": "operator", "domain": ""}
+    works = [f"Work flops=7 read=32 written=0 = {names[1]}"]
+    rows = by_op_work(attribute(Profile.build({"works": works}, ranges=[*ranges, inner])))
+    assert rows.sort("op").select("op", "inputs", "calls", "host_self_ns", "flops").rows() == [
+        ("linear", "[8,64]f32 [32,64]f32 [32]f32", 1, 10, 2 * 8 * 64 * 32),
+        ("mine", "[8]f32", 1, 10, 7),
+        ("other", "[8]f32", 1, 10, None),
+    ]
 
 
 def test_attention_on_a_known_device() -> None:

@@ -10,9 +10,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import jsonschema
 import pytest
 from commands import ANNOT, annot, last_line, needs_recorder
 from slow_history import commit, git, journal, new_repository, slow_history
+
+from annot.cli.schema import schema_of
 
 OPTIONS = ("--collector", "recorder")
 COMMAND = ("--", sys.executable, "train.py")
@@ -36,6 +39,7 @@ def test_the_slow_commit_its_layer_and_its_cause(tmp_path: Path) -> None:
     runs = len(journal(folder))
     answer = json.loads(subprocess.check_output([*words, "--format", "json", *COMMAND], cwd=folder))
     assert len(journal(folder)) == runs
+    jsonschema.validate(answer, schema_of("bisect"))
     assert (answer["first_slow"]["hash"], answer["suspects"]) == (hashes[5], [answer["first_slow"]])
     assert answer["change"]["layer"] == answer["row"]["layer"] == "attention"
     assert 1 < answer["change"]["low"] < answer["change"]["factor"] < answer["change"]["high"]

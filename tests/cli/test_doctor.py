@@ -4,14 +4,19 @@ import json
 import sys
 from pathlib import Path
 
+import jsonschema
 from commands import NO_NSYS, annot, needs_nsys, needs_recorder, without_native
+
+from annot.cli.schema import schema_of
 
 
 def examine(tmp_path: Path, *words: str, **environ: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Run the doctor; return its status and the checks by name."""
     done = annot("doctor", "--format", "json", *words, cwd=tmp_path, **environ)
     assert not done.stderr
-    return done.returncode, {check["name"]: check for check in json.loads(done.stdout)}
+    checks = json.loads(done.stdout)
+    jsonschema.validate(checks, schema_of("doctor"))
+    return done.returncode, {check["name"]: check for check in checks}
 
 
 @needs_recorder

@@ -1,8 +1,9 @@
-"""`annot schema`: the schemas of the tables hold for the JSON of profiles."""
+"""`annot schema`: the schemas hold for the JSON of profiles, comparisons, baselines and commands."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from matrices import every_third
 from shared_data import shared
 from sqlite_profile import training
 
+from annot.analyze.comparison.runs import SUBJECTS
 from annot.cli.main import main
-from annot.cli.schema import schema_of
+from annot.cli.schema import all_schemas, schema_of
 from annot.report.export.json_csv_parquet import as_json
 from annot.report.views import views
 from annot.runs.run import Run
@@ -82,6 +84,44 @@ def test_command_prints_a_schema_or_lists_the_tables(capsys: pytest.CaptureFixtu
     assert main(["schema", "kind"]) == 0
     assert json.loads(capsys.readouterr().out) == schema_of("kind")
     assert main(["schema"]) == 0
-    assert capsys.readouterr().out.split() == [*views()]
+    assert capsys.readouterr().out.split() == [*all_schemas()]
     assert main(["schema", "kinds"]) == 2
-    assert "VIEW must be one of layer, " in capsys.readouterr().err
+    assert "NAME must be one of layer, " in capsys.readouterr().err
+
+
+def printed(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> Any:
+    """Return the JSON that a command prints."""
+    capfdbinary.readouterr()
+    main([*words, "--format", "json"])
+    return json.loads(capfdbinary.readouterr().out)
+
+
+@pytest.mark.parametrize("by", SUBJECTS)
+def test_comparisons_fit(by: str, run: Run, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """All columns of a comparison are in its schema, and a column with another type does not fit."""
+    path = str(run.source.meta["source"])
+    answer, schema = printed(capfdbinary, "compare", path, path, "--by", by), schema_of(f"compare_{by}")
+    jsonschema.validate(answer, schema)
+    (rows,) = answer.keys() - {"meta"}
+    assert {*answer[rows][0]} == {*schema["properties"][rows]["items"]["properties"]}
+    answer[rows][0]["share"] = "all"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(answer, schema)
+
+
+def test_baselines_fit(run: Run, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    store = ["--store", str(tmp_path)]
+    assert main(["baseline", "save", "nightly", str(run.source.meta["source"]), *store]) == 0
+    for words in (["list"], ["show", "nightly"]):
+        answer = printed(capfdbinary, "baseline", *words, *store)
+        (rows,) = answer.keys() - {"meta"}
+        assert len(answer[rows]) == 1
+        schema = schema_of(f"baseline_{words[0]}")
+        jsonschema.validate(answer, schema)
+        assert {*answer[rows][0]} == {*schema["properties"][rows]["items"]["properties"]}
+
+
+@pytest.mark.parametrize("name", ["bisect", "doctor", "try", "try_layers"])
+def test_schemas_of_commands_are_valid(name: str) -> None:
+    """They come from the types that the commands write; tests of bisect, doctor and try check that these fit."""
+    jsonschema.Draft202012Validator.check_schema(schema_of(name))

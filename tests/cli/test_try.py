@@ -12,8 +12,11 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from commands import ANNOT, annot, last_line, needs_recorder
+
+from annot.cli.schema import schema_of
 
 OPTIONS = ("try", "--collector", "recorder")
 COMMAND = ("--", sys.executable, "train.py")
@@ -49,6 +52,7 @@ def test_the_answer_about_a_program(tmp_path: Path) -> None:
     done = subprocess.run([*ANNOT, *words], cwd=tmp_path, capture_output=True, env=environ, check=False)
     assert done.returncode in (0, 5), done.stderr.decode()
     answer = json.loads(done.stdout)
+    jsonschema.validate(answer, schema_of("try"))
     assert (answer["complete"], answer["framework"], answer["device"], answer["trains"]) == (True, "torch", "cpu", True)
     fused, workers = sorted(answer["rows"], key=lambda row: str(row["changes"]))
     assert fused["applied"] == {"fused": "AdamW"}

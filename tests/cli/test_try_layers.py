@@ -6,8 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from commands import annot, last_line
+
+from annot.cli.schema import schema_of
 
 TRAIN = """
 import torch
@@ -45,6 +48,7 @@ def test_layers_of_a_program(tmp_path: Path) -> None:
     done = annot(*words, sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode in (0, 5), done.stderr.decode()
     answer = json.loads(done.stdout)
+    jsonschema.validate(answer, schema_of("try_layers"))
     assert answer["step_ns"] > 0
     layer = answer["layers"][0]
     assert (layer["path"], layer["kind"], layer["layers"], layer["calls"], layer["backward"]) == (

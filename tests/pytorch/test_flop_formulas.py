@@ -125,6 +125,18 @@ def test_work_without_a_usable_formula_is_unknown(tmp_path: Path, operators: Any
     }
 
 
+def test_operators_of_pytorch_name_their_arguments(tmp_path: Path) -> None:
+    """Positional arguments count as in the function: the stride of a convolution, with and without an overload."""
+    kernel, conv2d = torch.ones(8, 4, 3, 3), torch.ops.aten.conv2d
+    layers = {
+        "function": lambda x: torch.nn.functional.conv2d(x, kernel, stride=2),
+        "operator": lambda x: conv2d(x, kernel, None, [2, 2]),
+        "overload": lambda x: conv2d.default(x, kernel, None, [2, 2]),
+    }
+    of_each = flops(tmp_path, layers, torch.ones(2, 4, 9, 9))
+    assert {work[0] for work in of_each.values()} == {2 * 2 * 8 * 4 * 4 * 4 * 9}
+
+
 def test_the_formula_of_annot_comes_first(tmp_path: Path, operators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A formula that the program registers for an operator of PyTorch does not change its numbers."""
     monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mm, lambda *_, **__: 1)

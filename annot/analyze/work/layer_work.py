@@ -22,7 +22,7 @@ from annot.analyze.gpu_activities import attributed_kernels, has_gpu_activities
 from annot.analyze.kernel_names import classify
 from annot.analyze.work.call import Cost, Gemms, Work
 from annot.analyze.work.formulas import cost, expected
-from annot.analyze.work.operators import Calls, operator_calls
+from annot.analyze.work.operators import Calls, operator_calls, work_of_labels
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import LAYER_PHASES, by_layer
@@ -187,7 +187,7 @@ def _add_operations(
         if key in sums and phase in ("forward", "recompute") and _is_void(sums[key]):
             forward, backward = by_key.setdefault(key, ([], []))
             work = cost(tag)
-            forward.append((work.forward() if work else registered.get(str(tag)), calls))
+            forward.append((_forward(tag, registered), calls))
             backward.append((work.backward() if work else None, calls))
     for (layer, module, phase), (forward, backward) in by_key.items():
         count = sum(calls for _, calls in sums[layer, module, phase])
@@ -195,6 +195,20 @@ def _add_operations(
         before = sums.get((layer, module, "backward"), [])
         if phase == "forward" and _is_void(before) and sum(calls for _, calls in before) == count:
             sums[layer, module, "backward"] = backward
+
+
+def _forward(tag: Tag, registered: Mapping[str, Work | None]) -> Work | None:
+    work = cost(tag)
+    return work.forward() if work else registered.get(str(tag))
+
+
+def work_of_operations(attribution: Attribution) -> list[Work | None]:
+    """Return the work of a call of each label of the ranges: of operators and of annot's operations; None: unknown."""
+    works, registered = work_of_labels(attribution.forest), _registered(attribution.meta.get("works", ()))
+    for label, text in enumerate(attribution.forest.labels["text"]):
+        if works[label] is None and (tag := parse(text)) is not None and tag.phase == "op":
+            works[label] = _forward(tag, registered)
+    return works
 
 
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 _MEMORY = 8 << 30  # bytes of address space; reports have some megabytes
@@ -36,7 +37,10 @@ def _limit_memory() -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most))
+    with suppress(ValueError):  # macOS has no limit below the address space that a process has from its start
+        resource.setrlimit(
+            resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most)
+        )
 
 
 def _values(path: str) -> Iterator[Any]:

@@ -375,7 +375,7 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     if unknown:
         lines.append(Text(f"Not counted: {unknown}", style="yellow"))
     if outer:
-        text = f"Only submodules counted (emit_ranges(model, ops=True) records the other operations): {outer}"
+        text = f"Only submodules counted, and with emit_ranges(model, ops=True) operations that have a formula: {outer}"
         lines.append(Text(text, style="dim"))
     if "explanation" in rows.columns:
         explained = rows.filter(pl.col("explanation") != "").iter_rows(named=True)
