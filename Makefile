@@ -113,7 +113,8 @@ lint-code: $(VENV)/.dev
 
 lint-npm:
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(PAGE_TOOLS); then $(MAKE) --no-print-directory lint-page; \
-		else echo "npm is missing or cannot install its tools: no checks of the page's scripts and of workflows"; fi
+		else echo "npm is missing or cannot install its tools: no checks of the page's scripts and of workflows"; \
+		test -z "$$GITHUB_ACTIONS"; fi
 
 lint-page: $(PAGE_TOOLS)
 	build/node_modules/.bin/prettier --check --log-level warn $(PAGE)/*.js

@@ -142,7 +142,8 @@ def gallery(folder: Path) -> str:
         for number, arguments in enumerate(exhibit.pictures, 1):
             command = f"annot {exhibit.name} {arguments}".strip()
             picture = f"{profile.stem}-{number}.svg"
-            (folder / picture).write_text(terminal(_annot(folder, exhibit.name, *shlex.split(arguments)), command))
+            printed = terminal(_annot(folder, exhibit.name, *shlex.split(arguments)), command)
+            (folder / picture).write_text(printed, encoding="utf-8")
             text.append(f"![Output of {command}]({picture})")
         profile.unlink()
     return "\n\n".join(text) + "\n"

@@ -1,6 +1,6 @@
 """Print a script that completes the commands and options of annot in a shell.
 
-The package shtab makes the script: pip install 'annot-nvtx[completion]'.
+The package shtab makes the script: pip install "annot-nvtx[completion]".
 
 examples:
   annot completion bash > ~/.local/share/bash-completion/completions/annot

@@ -77,8 +77,8 @@ def schema_of(name: str) -> dict[str, Any]:
         >>> schema_of("kernel")["properties"]["kernels"]["items"]["properties"]["gpu_ns"]["type"]
         ['integer', 'null']
     """
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"annot: {name}"}
-    return dialect | all_schemas()[name]()
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"annot: {name}"}
+    return head | all_schemas()[name]()
 
 
 def _of_view(view: str) -> dict[str, Any]:

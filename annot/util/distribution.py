@@ -24,10 +24,10 @@ def version() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra of annot.
+    """Return the shell command that installs an extra of annot, with quotes that cmd.exe knows, too.
 
     Example:
         >>> install_command("xplane")
-        "pip install 'annot-nvtx[xplane]'"
+        'pip install "annot-nvtx[xplane]"'
     """
-    return f"pip install '{NAME}[{extra}]'"
+    return f'pip install "{NAME}[{extra}]"'

@@ -159,7 +159,7 @@ def test_missing_package(module: str, capsys: pytest.CaptureFixture[str], monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["mcp"]) == 1
-    assert capsys.readouterr() == ("", "annot: error: annot mcp needs mcp: pip install 'annot-nvtx[mcp]'\n")
+    assert capsys.readouterr() == ("", 'annot: error: annot mcp needs mcp: pip install "annot-nvtx[mcp]"\n')
 
 
 def test_wrong_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_the_slow_commit_its_layer_and_its_cause(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_recorder
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_bisection_continues(number: signal.Signals, tmp_path: Path) -> None:
     folder, wait = tmp_path / "project", tmp_path / "wait"
     hashes = slow_history(folder, 2, 2)

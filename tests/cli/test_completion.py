@@ -15,7 +15,7 @@ def test_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     """Without shtab one line says what to install."""
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
-    said = "annot: error: annot completion needs shtab: pip install 'annot-nvtx[completion]'\n"
+    said = 'annot: error: annot completion needs shtab: pip install "annot-nvtx[completion]"\n'
     assert capsys.readouterr() == ("", said)
 
 

@@ -1,13 +1,15 @@
-"""Files that GitHub and citation tools read."""
+"""Files that GitHub, package indexes and citation tools read."""
 
 from __future__ import annotations
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from documents import ROOT
+from packaging.version import Version
+from release_matrix import PYTHONS, TENSORFLOW, TORCH, lowest, project, requirements
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -31,7 +33,23 @@ def test_form_of_an_issue_has_what_github_requires(path: Path) -> None:
 def test_citation_has_what_the_format_requires() -> None:
     """It names no version, which would have to follow that of the package."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert citation["license"] == project["license"]
+    assert citation["license"] == project()["license"]
     assert "version" not in citation
+
+
+def test_metadata_promises_the_releases_of_the_matrix() -> None:
+    classifiers = {name for name in project()["classifiers"] if name.startswith("Programming Language :: Python :: 3.")}
+    assert classifiers == {f"Programming Language :: Python :: {python}" for python in PYTHONS}
+    extras = project()["optional-dependencies"]
+    bounds = [lowest(requirement) for requirement in extras["torch"] + extras["tf"]]
+    (tensorflow, keras, _), *_ = TENSORFLOW
+    oldest = [f"torch=={TORCH[0]}", f"tensorflow=={tensorflow}", f"keras=={keras}"]
+    assert bounds == [release.rpartition(".")[0] for release in oldest]
+
+
+def test_lower_bounds_are_the_lowest_releases_in_the_guide() -> None:
+    bounds = [lowest(requirement).split("==") for requirement in requirements() if ">=" in requirement]
+    guide = (ROOT / "annot/guide/installation.md").read_text(encoding="utf-8").partition("| package |")[2]
+    tried = re.findall(r"^\| ([\w-]+) \| ([\d.]+)", guide, re.MULTILINE)
+    assert {name: Version(release) for name, release in tried} == {name: Version(release) for name, release in bounds}

@@ -281,7 +281,7 @@ def test_cell_that_fails(shell: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
 @needs_recorder
 def test_cell_that_is_no_python(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A cell with a wrong syntax fails, which stops what runs a whole notebook, and says nothing about ranges."""
-    result = shell.run_cell("%%annot\nx = (")
+    result = shell.run_cell("%%annot\nx = )")
     assert not result.success
     output = capsys.readouterr()
     assert (output.out + output.err).count("SyntaxError") == 1

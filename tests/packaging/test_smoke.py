@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import annot, needs_recorder
+from sqlite_profile import training
 
 pytestmark = pytest.mark.smoke
 
@@ -109,6 +110,16 @@ def test_python_api(tmp_path):
         package.load(tmp_path / "nothing.sqlite")
 
 
+def test_reports_of_an_export(tmp_path):
+    """An export of Nsight Systems is reported in a terminal and as a page, and compared, on all systems."""
+    exports = [training(device=True).write(tmp_path / name) for name in ("a.sqlite", "b.sqlite")]
+    for words in (exports[:1], ["compare", *exports], [exports[0], "-o", "page.html"]):
+        done = annot(*words, cwd=tmp_path)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr.decode()
+        assert words[1:2] == ["-o"] or b"features" in done.stdout
+    assert "features.0" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def _without_reports(folder):
     """The environment of a Python that lacks what only reports need, as `pip install --no-deps` leaves it."""
     names = ("polars", "rich", "msgspec", "adbc_driver_sqlite", "adbc_driver_manager")
@@ -126,6 +137,8 @@ def test_recording_without_the_packages_of_reports(tmp_path):
     assert "Traceback" not in done.stderr.decode()
     done = annot("report", "x.sqlite.parts", "--format", "csv", cwd=tmp_path)
     assert (done.returncode, b"work" in done.stdout) == (0, True), done.stderr
+    done = annot("doctor", "--collector", "recorder", cwd=tmp_path, **_without_reports(tmp_path))
+    assert (done.returncode, b"another machine reports" in b" ".join(done.stdout.split())) == (0, True), done.stderr
 
 
 def test_ranges_without_the_packages_of_reports(tmp_path):

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from compiled_nets import Block, X, nothing_compiled  # noqa: E402
+from matrices import matrix  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
 from annot.torch import compiled_ranges, traced_variables  # noqa: E402
@@ -152,8 +153,7 @@ WAYS = (argument, items, closure, inlined, partial, method, bound, variable, wra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", [Block, Net])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "net"), matrix(WAYS, [Block, Net], in_ci=False))
 def test_rows_of_compiled_code_are_rows_of_the_run_without(tmp_path: Path, way: Program, net: Any) -> None:
     """Two models of one class, in one graph or several: each row is one of eager mode, and each model has rows."""
     student, teacher = net(), net()

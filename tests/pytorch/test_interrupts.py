@@ -13,6 +13,7 @@ import forked
 import pytest
 from captured import capture
 from interrupted import IS_NATIVE, Timeout, interrupt_at, where
+from random_inputs import TIMES
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -24,6 +25,9 @@ from annot.torch import optimizer as optimizers  # noqa: E402
 from annot.torch import ranges  # noqa: E402
 
 PATH = os.pathsep.join([str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent), *sys.path])
+
+STRIDE = 1 if TIMES > 0.1 else 3
+"""From one point to the next: `make test-all` tries them all."""
 
 
 class Model(nn.Module):
@@ -65,8 +69,8 @@ def state() -> dict[str, Any]:
     ("options", "stride"),
     [
         pytest.param({}, 11, id="some"),
-        pytest.param({}, 1, id="all", marks=pytest.mark.slow),
-        pytest.param({"ops": True}, 1, id="ops", marks=pytest.mark.slow),
+        pytest.param({}, STRIDE, id="all", marks=pytest.mark.slow),
+        pytest.param({"ops": True}, STRIDE, id="ops", marks=pytest.mark.slow),
         pytest.param({"memory": True}, 5, id="memory", marks=pytest.mark.slow),
         pytest.param({"schedule": annot.schedule(active=1)}, 5, id="schedule", marks=pytest.mark.slow),
     ],
@@ -131,7 +135,7 @@ def test_an_interrupt_where_modules_die_reaches_the_user(tmp_path: Path) -> None
         while interrupt_at(number, work, Timeout):
             if not IS_NATIVE:
                 client.pop_to(0)
-            number += 1
+            number += STRIDE
         assert number > 200
 
     capture(tmp_path, work)

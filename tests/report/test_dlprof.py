@@ -188,7 +188,7 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     assert summary[0] == summary[1:].sum()
 
 
-@pytest.mark.parametrize(("by", "form"), matrix(ANALYSES, ["table", "csv", "json", "parquet"]))
+@pytest.mark.parametrize(("by", "form"), matrix(ANALYSES, ["table", "csv", "json", "parquet"], in_ci=False))
 def test_every_format(by: str, form: str, tmp_path: Path) -> None:
     """The command writes each report in each format, and programs read back the rows that there are."""
     path, out = training(device=True).write(tmp_path / "run.sqlite"), tmp_path / "out"
@@ -205,7 +205,7 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
         assert pl.read_parquet(out).equals(report.rows)
 
 
-@pytest.mark.parametrize(("by", "width"), matrix(ANALYSES, [60, 80, 120, 200]))
+@pytest.mark.parametrize(("by", "width"), matrix(ANALYSES, [60, 80, 120, 200], in_ci=False))
 def test_tables_fit(by: str, width: int) -> None:
     """Whatever the width, lines fit into it and every row has one."""
     text = io.StringIO()

@@ -82,7 +82,7 @@ def test_failure_leaves_no_folder(trained: Path, tmp_path: Path) -> None:
     words = ["report", str(trained), "--format", "tensorboard", "-o", str(tmp_path / "logs")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.endswith("need the package protobuf. Run pip install 'annot-nvtx[tensorboard]'\n")
+    assert done.stderr.endswith('need the package protobuf. Run pip install "annot-nvtx[tensorboard]"\n')
     assert not (tmp_path / "logs").exists()
 
 

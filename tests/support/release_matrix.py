@@ -3,13 +3,13 @@
 ``python tests/support/release_matrix.py FOLDER [--only NAME ...] [--keep]`` builds the wheel of this checkout. Each
 combination gets an environment in FOLDER with this wheel, runs its tests there, and is removed. PyTorch is installed
 without its dependencies: the CUDA libraries, which it loads also on a CPU, are installed once per major version of
-CUDA. The results of all runs are in ``FOLDER/results.json``; the printed table shows them with their dates.
+CUDA. The results of all runs are in ``FOLDER/results.json``; the printed table shows them with their dates. The log of
+a run, ``FOLDER/NAME.txt``, begins with the installed releases, and lists the skipped tests with their reasons.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import re
@@ -27,19 +27,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH = ("2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.13.0", "2.14.1", "2.15.0")
 MISSING = {"torch-2.4.1-3.13"}
 """Combinations that PyTorch does not publish."""
-CUDA_13 = "2.11.0"
+CUDA_13 = "2.13.0"
 """First of the releases above whose wheel on the package index is built for CUDA 13."""
-TORCH_NEEDS = (
-    "numpy",
-    "sympy",
-    "networkx",
-    "jinja2",
-    "fsspec",
-    "filelock",
-    "typing_extensions",
-    "mpmath",
-    "setuptools",
-)
+TORCH_NEEDS = ("numpy", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing_extensions", "setuptools")
 CUDA = {
     "12": (
         *("cublas-cu12==12.8.4.1", "cuda-cupti-cu12==12.8.90", "cuda-nvrtc-cu12==12.8.93"),
@@ -53,8 +43,14 @@ CUDA = {
     ),
 }
 """Packages with the CUDA libraries, without the prefix of their names, by major version."""
-TENSORFLOW = (("2.16.2", "3.9.0"), ("2.16.2", "3.15.1"), ("2.18.1", "3.15.1"), ("2.20.0", "3.15.1"), ("2.21.0", ""))
-"""Releases of TensorFlow and Keras; empty: the newest Keras."""
+TENSORFLOW = (
+    ("2.16.2", "3.9.0", "3.11"),
+    ("2.16.2", "3.15.1", "3.11"),
+    ("2.18.1", "3.15.1", "3.11"),
+    ("2.20.0", "3.15.1", "3.11"),
+    *(("2.21.0", "newest", python) for python in PYTHONS),
+)
+"""Releases of TensorFlow, Keras and Python."""
 TENSORFLOW_TESTS = tuple(
     f"tensorflow/test_{name}.py"
     for name in ("trace", "gradients", "graphs", "keras_models", "callback", "optimizer", "names", "library", "exact")
@@ -82,12 +78,17 @@ class Combination(NamedTuple):
     """Release of PyTorch, installed without its dependencies."""
 
 
+def project() -> dict[str, Any]:
+    """Return the metadata of annot."""
+    metadata: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return metadata
+
+
 def requirements() -> list[str]:
     """Return the requirements of annot and of its extras, without the frameworks and annot itself."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    extras = project()["optional-dependencies"]
     optional = [needs for name in sorted({*extras} - {"torch", "tf", "all"}) for needs in extras[name]]
-    return list(dict.fromkeys(project["dependencies"] + optional))
+    return list(dict.fromkeys(project()["dependencies"] + optional))
 
 
 def lowest(requirement: str) -> str:
@@ -98,22 +99,21 @@ def lowest(requirement: str) -> str:
 def combinations() -> dict[str, Combination]:
     """Return all combinations by name."""
     needs = requirements()
-    rows = [Combination(f"torch-{one}-{python}", python, TORCH_NEEDS, torch=one) for one in TORCH for python in PYTHONS]
-    for release, keras in TENSORFLOW:
-        packages = (f"tensorflow-cpu=={release}", f"keras=={keras}" if keras else "keras", "protobuf")
-        name = f"tensorflow-{release}-keras-{keras or 'newest'}"
-        rows.append(Combination(name, "3.11", (*packages, *TEST_NEEDS), TENSORFLOW_TESTS))
+    matrix = [
+        Combination(f"torch-{release}-{python}", python, TORCH_NEEDS, torch=release)
+        for release in TORCH
+        for python in PYTHONS
+    ]
+    for release, keras, python in TENSORFLOW:
+        packages = (f"tensorflow-cpu=={release}", "keras" if keras == "newest" else f"keras=={keras}", "protobuf")
+        name = f"tensorflow-{release}-keras-{keras}-{python}"
+        matrix.append(Combination(name, python, (*packages, *TEST_NEEDS), TENSORFLOW_TESTS))
     # The lowest pandas needs NumPy 1.
     pinned = (*map(lowest, needs), "numpy<2", *TEST_NEEDS)
-    rows.append(Combination("lowest-3.11", "3.11", pinned, REPORT_TESTS))
+    matrix.append(Combination("lowest-3.11", "3.11", pinned, REPORT_TESTS))
     newest = (*needs, *TEST_NEEDS)
-    rows += [Combination(f"newest-{python}", python, newest, REPORT_TESTS) for python in PYTHONS]
-    return {row.name: row for row in rows if row.name not in MISSING}
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers."""
-    return tuple(map(int, version.split(".")))
+    matrix += [Combination(f"newest-{python}", python, newest, REPORT_TESTS) for python in PYTHONS]
+    return {combination.name: combination for combination in matrix if combination.name not in MISSING}
 
 
 def python_of(version: str) -> str:
@@ -125,52 +125,53 @@ def python_of(version: str) -> str:
     return str(installed[-1]) if installed else str(path)
 
 
-def pip(python: object, *words: object) -> None:
+def pip(python: object, *words: object, **options: Any) -> None:
     """Run pip. Constraints in the user's configuration may exclude a release of the matrix, so they do not count."""
     environ = os.environ | {"PIP_CONSTRAINT": os.devnull, "PYTHONWARNINGS": "ignore"}
-    subprocess.run([python, "-m", "pip", *words[:1], "-q", *words[1:]], env=environ, check=True)  # type: ignore[list-item]
+    subprocess.run([str(python), "-m", "pip", *map(str, words)], env=environ, check=True, **options)
 
 
-def install(folder: Path, row: Combination) -> Path:
+def install(folder: Path, combination: Combination) -> Path:
     """Create the environment of a combination, and return its interpreter."""
-    home = folder / row.name
-    subprocess.run([python_of(row.python), "-m", "venv", "--clear", home], check=True)
+    home = folder / combination.name
+    subprocess.run([python_of(combination.python), "-m", "venv", "--clear", home], check=True)
     python = home / "bin/python"
     (wheel,) = folder.glob("*.whl")
-    pip(python, "install", wheel, *row.packages)
-    if row.torch:
-        pip(python, "install", "--no-deps", f"torch=={row.torch}")
+    pip(python, "install", "-qq", wheel, *combination.packages)
+    if combination.torch:
+        pip(python, "install", "-qq", "--no-deps", f"torch=={combination.torch}")
     return python
 
 
 def cuda_libraries(folder: Path, torch: str) -> str:
     """Install the CUDA libraries of a release of PyTorch unless they are there, and return their folders."""
-    major = "13" if numbers(torch) >= numbers(CUDA_13) else "12"
+    major = "13" if TORCH.index(torch) >= TORCH.index(CUDA_13) else "12"
     target = folder / f"cuda-{major}"
     if not (target / "installed").exists():
         packages = [f"nvidia-{name}" for name in CUDA[major]]
-        pip(sys.executable, "install", "--no-deps", "--no-compile", "--target", target, *packages)
+        pip(sys.executable, "install", "-qq", "--no-deps", "--no-compile", "--target", target, *packages)
         (target / "installed").touch()
     return ":".join(map(str, target.glob("nvidia/*/lib")))
 
 
-def run(folder: Path, row: Combination) -> dict[str, Any]:
+def run(folder: Path, combination: Combination) -> dict[str, Any]:
     """Install a combination, and run its tests in FOLDER, where they import the installed annot."""
-    python = install(folder, row)
+    python = install(folder, combination)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANNOT_", "NVTX_", "PYTHON"))}
     environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(python.parents[1] / "inductor")}
-    words: list[object] = ["-P", "-m", "pytest", "-q", "-n", "auto", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
-    words += [TESTS / name for name in row.tests]
-    if row.torch:
-        environ |= {"LD_LIBRARY_PATH": cuda_libraries(folder, row.torch)}
+    words: list[object] = ["-P", "-m", "pytest", "-q", "-rs", "-n", "auto", "-c", ROOT / "pyproject.toml"]
+    words += ["--rootdir", ROOT, *(TESTS / name for name in combination.tests)]
+    if combination.torch:
+        environ |= {"LD_LIBRARY_PATH": cuda_libraries(folder, combination.torch)}
         words = [TESTS / "support/torch_smoke.py"]
+    log = folder / f"{combination.name}.txt"
     start = time.monotonic()
-    log = folder / f"{row.name}.txt"
     with log.open("w") as output:
+        pip(python, "freeze", stdout=output)
         command = ["timeout", str(LIMIT), str(python), *map(str, words)]
         status = subprocess.run(command, cwd=folder, env=environ, stdout=output, stderr=output, check=False).returncode
-    return {"name": row.name, "status": status, **read_log(log.read_text()), "seconds": round(time.monotonic() - start),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat()}  # fmt: skip
+    seconds = round(time.monotonic() - start)
+    return {"status": status, **read_log(log.read_text()), "seconds": seconds, "date": time.strftime("%Y-%m-%d")}
 
 
 def read_log(text: str) -> dict[str, Any]:
@@ -182,29 +183,29 @@ def read_log(text: str) -> dict[str, Any]:
 
 def show(results: dict[str, dict[str, Any]]) -> None:
     """Print the table of all results."""
-    for one in results.values():
-        outcome = "passes" if one["status"] == 0 else f"status {one['status']}"
-        print(f"{one['name']:<36}{outcome:<12}{one['passed']:>6} passed{one['seconds']:>6} s  {one['date']}")
-        print(*(f"    {name}\n" for name in one["failed"]), sep="", end="")
+    for name, result in results.items():
+        outcome = "passes" if result["status"] == 0 else f"status {result['status']}"
+        print(f"{name:<36}{outcome:<12}{result['passed']:>6} passed{result['seconds']:>6} s  {result['date']}")
+        print(*(f"    {test}\n" for test in result["failed"]), sep="", end="")
 
 
 def main() -> int:
     """Run the combinations, and return 1 if one fails."""
-    every = combinations()
+    matrix = combinations()
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=every, default=list(every))
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=matrix, default=list(matrix))
     parser.add_argument("--keep", action="store_true", help="keep the environments after their runs")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in folder.glob("*.whl"):
         wheel.unlink()
-    pip(sys.executable, "wheel", "--no-deps", "-w", folder, ROOT)
+    pip(sys.executable, "wheel", "-qq", "--no-deps", "-w", folder, ROOT)
     saved = folder / "results.json"
     results = json.loads(saved.read_text()) if saved.exists() else {}
     for name in options.only:
-        results[name] = run(folder, every[name])
+        results[name] = run(folder, matrix[name])
         saved.write_text(json.dumps(results, indent=1))
         if not options.keep:
             shutil.rmtree(folder / name)

@@ -237,7 +237,7 @@ def test_layers_between_a_fork_and_its_sum_have_no_backward_range(tmp_path: Path
 
 
 FITS = [
-    ("forked", "adam", "6", "50"), ("forked", "sgd", "6", "50"),
+    ("forked", "adam", "4", "50"), ("forked", "sgd", "6", "50"),
     ("ResNet50V2", "adam", "1", "6"), ("InceptionV3", "adam", "1", "6"),
 ]  # fmt: skip
 """Networks, optimizers, and numbers of traces and of steps of each. Many small steps take less time than a trace."""

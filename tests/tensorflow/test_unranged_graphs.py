@@ -81,7 +81,6 @@ def test_operations_in_jit_scope(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "flags", "clusters"),
     [
-        ("jit", ON_CPU, True),
         ("session", ON_CPU, True),
         ("jit", "a file", True),
         ("plain", f"--tf_xla_auto_jit=2 {ON_CPU}", True),
