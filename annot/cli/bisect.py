@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import add_command_argument, command_of, number_type, say, whole_number
+from annot.cli.output import add_collector_argument, add_command_argument, command_of, number_type, say, whole_number
 
 if TYPE_CHECKING:
     from annot.bisect.pairs import Program
@@ -44,8 +44,6 @@ _UNDECIDED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot bisect`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.usage = "annot bisect --good REV --bad REV [options] -- COMMAND ..."
     parser.add_argument("--good", required=True, metavar="REV", help="a fast commit, an ancestor of the bad one")
     parser.add_argument("--bad", default="HEAD", metavar="REV", help="a slow commit; default: HEAD")
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-parent", action="store_true", help="follow only first parents: a merged branch counts as its merge"
     )
-    parser.add_argument("--collector", choices=COLLECTORS, default="auto", help="as for annot run; default: auto")
+    add_collector_argument(parser, "as for annot run; default: auto")
     parser.add_argument("--layers", action="store_true", help="emit ranges of every model, as annot run --layers")
     parser.add_argument("--by-layer", metavar="PATH", help="the layer to look at; default: that which lost most time")
     parser.add_argument(

@@ -22,6 +22,8 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from annot.cli.output import add_collector_argument
+
 if TYPE_CHECKING:
     from annot.doctor.finding import Check
 
@@ -30,15 +32,8 @@ _COLORS = {"ok": "32", "note": "33", "problem": "1;31"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot doctor`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    parser.add_argument(
-        "--collector",
-        choices=COLLECTORS,
-        default="auto",
-        help="collector of the self-test; default: auto, as for annot run",
-    )
+    add_collector_argument(parser, "collector of the self-test; default: auto, as for annot run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -122,6 +122,13 @@ def add_peaks_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_collector_argument(parser: argparse._ActionsContainer, summary: str, default: str | None = "auto") -> None:
+    """Add the option that names a collector."""
+    from annot.collect.collectors import COLLECTORS
+
+    parser.add_argument("--collector", choices=COLLECTORS, default=default, help=summary)
+
+
 def add_command_argument(parser: argparse.ArgumentParser) -> None:
     """Add the command to run, which takes all words that follow."""
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")

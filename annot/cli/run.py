@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import add_command_argument, command_of, console_for, drop_output, say
+from annot.cli.output import add_collector_argument, add_command_argument, command_of, console_for, drop_output, say
 from annot.errors import AnnotError
 from annot.util.installed_tools import has_gpu_driver
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot run`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.usage = "annot run [-o OUT] [--collector NAME] [--layers] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o",
@@ -45,11 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile to write; default: the first unused name of annot1.sqlite, annot2.sqlite, ... in the current "
         "folder (annot1.json.gz, ... for --collector torch)",
     )
-    parser.add_argument(
-        "--collector",
-        choices=COLLECTORS,
-        default="auto",
-        help="nsys: Nsight Systems, records ranges and GPU activity and keeps its report beside OUT; recorder: annot's "
+    add_collector_argument(
+        parser,
+        "nsys: Nsight Systems, records ranges and GPU activity and keeps its report beside OUT; recorder: annot's "
         "recorder, records ranges only; torch: torch.profiler in the first Python process, writes a Chrome trace "
         "(compressed if OUT ends in .gz); auto: nsys if installed, else recorder; default: auto",
     )

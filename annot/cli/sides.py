@@ -52,7 +52,6 @@ class Side:
 def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the sides; `words_after` are those behind ``--``."""
     from annot.cli.baseline import add_store_argument
-    from annot.collect.collectors import COLLECTORS
 
     parser.usage = USAGE
     parser.set_defaults(words_after=None)
@@ -67,7 +66,7 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     )
     several.add_argument("--baseline", metavar="NAME", help="compare runs with those of a baseline of annot baseline")
     add_store_argument(several)
-    several.add_argument("--collector", choices=COLLECTORS, help="for --repeat, as for annot run; default: auto")
+    output.add_collector_argument(several, "for --repeat, as for annot run; default: auto", default=None)
     several.add_argument("--layers", action="store_true", help="for --repeat, as for annot run")
     several.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the profiles and logs of --repeat in a new folder"

@@ -42,7 +42,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import console_for, say
+from annot.cli.output import add_collector_argument, console_for, say
 from annot.util.whole_files import write_file
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot sweep`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the sweep")
     parser.add_argument(
         "-o",
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="output folder; default: the name of CONFIG with the suffix .sweep, in the current folder",
     )
-    parser.add_argument("--collector", choices=COLLECTORS, help="collector of annot run; default: from CONFIG")
+    add_collector_argument(parser, "collector of annot run; default: from CONFIG", default=None)
     parser.add_argument("--retry", action="store_true", help="repeat failed runs")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     parser.add_argument(

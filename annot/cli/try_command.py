@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 from annot.cli import try_layers
 from annot.cli.output import (
     UsageError,
+    add_collector_argument,
     add_command_argument,
     add_max_chars,
     check_max_chars,
@@ -56,8 +57,6 @@ _BUDGET: Final = 600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot try`."""
-    from annot.collect.collectors import COLLECTORS
-
     parser.usage = "annot try [--change NAME,...] [options] -- COMMAND ..."
     parser.add_argument(
         "--change",
@@ -86,12 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=whole_number(0), default=0, metavar="N", help="seed of random numbers in all runs; default: 0"
     )
-    parser.add_argument(
-        "--collector",
-        choices=COLLECTORS,
-        default="auto",
-        help="as for annot run; default: auto, torch if it records no GPU times",
-    )
+    add_collector_argument(parser, "as for annot run; default: auto, torch if it records no GPU times")
     parser.add_argument(
         "-o", "--keep", type=Path, metavar="FOLDER", help="folder for profiles and output; default: annot-try-1, ..."
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 import keras
@@ -57,39 +57,20 @@ class KerasSession(Session):
         self._model: weakref.ref[Any] | None = None
         self._models: WeakKeys[Any, bool] = WeakKeys()
         self._compiled: WeakKeys[Any, Any] = WeakKeys()
-        self._on_model: list[tuple[str, Callable[[Any], object]]] = []
-        self._on_loop: list[tuple[str, Callable[[Any, str], object]]] = []
-        self._on_optimizer: list[tuple[str, Callable[[Any], object]]] = []
-        self._on_data: list[tuple[str, Callable[[Any, bool], Any]]] = []
         self._steps.install()
 
     # ---------------------------------------------------------------- for changes
 
-    def on_model(self, change: Callable[[Any], object]) -> None:
-        """Call a function with each outermost model before its first call or batch."""
-        self._on_model.append((self.installing, change))
-
-    def on_loop(self, change: Callable[[Any, str], object], *, first: bool = False) -> None:
-        """Call a function with a model and the name of its method that runs batches, such as ``fit``.
-
-        It is called once after each `compile` of the model, before Keras builds the step functions.
-
-        Args:
-            change: the function.
-            first: call it before the functions of other changes.
-        """
-        self._on_loop.insert(0 if first else len(self._on_loop), (self.installing, change))
-
-    def on_optimizer(self, change: Callable[[Any], object]) -> None:
-        """Call a function with the first optimizer before its first update, which may be in a graph."""
-        self._on_optimizer.append((self.installing, change))
-
-    def on_data(self, change: Callable[[Any, bool], Any]) -> None:
-        """Call a function with each data set before its first iteration; it returns the one to use, or None.
-
-        The second argument tells whether Keras has made the data set, from arrays or from a generator.
-        """
-        self._on_data.append((self.installing, change))
+    on_model = functools.partialmethod(Session.on, "model")
+    """Call a function with each outermost model before its first call or batch."""
+    on_loop = functools.partialmethod(Session.on, "loop")
+    """Call a function with a model and the name of its method that runs batches, such as ``fit``: once after each
+    `compile` of the model, before Keras builds the step functions."""
+    on_optimizer = functools.partialmethod(Session.on, "optimizer")
+    """Call a function with the first optimizer before its first update, which may be in a graph."""
+    on_data = functools.partialmethod(Session.on, "data")
+    """Call a function with each data set before its first iteration, and with whether Keras has made it, from arrays or
+    from a generator; it returns the data set to use, or None."""
 
     # ---------------------------------------------------------------- steps
 
@@ -125,8 +106,7 @@ class KerasSession(Session):
             return
         self._models[model] = True
         self._model = weakref.ref(model)
-        for name, change in self._on_model:
-            self.try_change(name, change, model)
+        self.happens("model", model)
 
     def loops(self, model: Any, method: str) -> None:
         """Run the hooks of a model that runs batches. `compile` drops its step functions."""
@@ -136,16 +116,14 @@ class KerasSession(Session):
         if self._compiled.get(model, self) is compiled:
             return
         self._compiled[model] = compiled
-        for name, change in self._on_loop:
-            self.try_change(name, change, model, method)
+        self.happens("loop", model, method)
 
     def updates(self, optimizer: Any, loss: Any) -> None:
         """Keep the loss of an update by the first optimizer."""
         first = self._optimizer
         if first is None:
             first = self._optimizer = weakref.ref(optimizer)
-            for name, change in self._on_optimizer:
-                self.try_change(name, change, optimizer)
+            self.happens("optimizer", optimizer)
         is_first = first() is optimizer
         if self.request.losses and loss is not None and is_first:
             self._losses.keep(loss, optimizer.scale_loss(1.0))
@@ -156,11 +134,11 @@ class KerasSession(Session):
 
     def iterates(self, dataset: Any, *, keras_made: bool) -> Any:
         """Return the data set to iterate over, the same one each time."""
-        if not self._on_data:
+        if not self._changes["data"]:
             return dataset
         if _REPLACED not in vars(dataset):
             replaced = dataset
-            for name, change in self._on_data:
+            for name, change in self._changes["data"]:
                 changed = self.try_change(name, change, replaced, keras_made)
                 replaced = replaced if changed is None else changed
             vars(dataset)[_REPLACED] = replaced

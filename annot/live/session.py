@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -45,6 +46,7 @@ class Session:
         self.on_end: Callable[[], object] = lambda: None
         """Called when the program is to end, after the measured steps."""
         self._step_calls: list[Callable[[int], object]] = []
+        self._changes: defaultdict[str, list[tuple[str, Callable[..., Any]]]] = defaultdict(list)
         self._step_start: int | None = None
         self._window_start: int | None = None
         self._compiled_before = 0
@@ -80,6 +82,17 @@ class Session:
         self.result.applied.pop(name, None)
         self.skipped(name, reason)
 
+    def on(self, event: str, change: Callable[..., Any], *, first: bool = False) -> None:
+        """Call a function at an event: the methods ``on_…`` of a framework.
+
+        Args:
+            event: name of the event.
+            change: the function. If it fails, its change is skipped.
+            first: call it before the functions of other changes.
+        """
+        changes = self._changes[event]
+        changes.insert(0 if first else len(changes), (self.installing, change))
+
     def after_step(self, call: Callable[[int], object]) -> None:
         """Call a function with the number of counted steps after each step. Its time belongs to no step."""
         self._step_calls.append(call)
@@ -93,6 +106,11 @@ class Session:
             return None
 
     # ---------------------------------------------------------------- for the hooks of a framework
+
+    def happens(self, event: str, *args: Any) -> None:
+        """Call the functions of changes at an event."""
+        for name, change in self._changes[event]:
+            self.try_change(name, change, *args)
 
     def begin(self) -> None:
         """Start the first step, if it has not started. Processes that this one starts from now on do not measure."""

@@ -100,10 +100,6 @@ class TorchSession(Session):
         """Patches of changes. They stay to the end of the process."""
         self._search = Patches()
         self._thread = _Thread()
-        self._on_model: list[tuple[str, Callable[[Any], object]]] = []
-        self._on_inputs: list[tuple[str, Callable[..., Any]]] = []
-        self._on_optimizer: list[tuple[str, Callable[[Any], object]]] = []
-        self._on_loader: list[tuple[str, Callable[[Any], object]]] = []
         self._around_calls: list[Callable[[Any], AbstractContextManager[Any]]] = []
         self._before_backward: list[Callable[[], object]] = []
         self._backward: tuple[str, Backward] | None = None
@@ -122,21 +118,14 @@ class TorchSession(Session):
 
     # ---------------------------------------------------------------- for changes
 
-    def on_model(self, change: Callable[[torch.nn.Module], object]) -> None:
-        """Call a function with each model before its first call."""
-        self._on_model.append((self.installing, change))
-
-    def on_inputs(self, change: Callable[..., tuple[Any, Any]]) -> None:
-        """Replace the arguments of each call of a model by the result of ``change(model, args, kwargs)``."""
-        self._on_inputs.append((self.installing, change))
-
-    def on_optimizer(self, change: Callable[[Optimizer], object]) -> None:
-        """Call a function with each optimizer before its first step."""
-        self._on_optimizer.append((self.installing, change))
-
-    def on_loader(self, change: Callable[[DataLoader[Any]], object]) -> None:
-        """Call a function with each data loader before its first iterator."""
-        self._on_loader.append((self.installing, change))
+    on_model = functools.partialmethod(Session.on, "model")
+    """Call a function with each model before its first call."""
+    on_inputs = functools.partialmethod(Session.on, "inputs")
+    """Replace the arguments of each call of a model by the result of ``change(model, args, kwargs)``."""
+    on_optimizer = functools.partialmethod(Session.on, "optimizer")
+    """Call a function with each optimizer before its first step."""
+    on_loader = functools.partialmethod(Session.on, "loader")
+    """Call a function with each data loader before its first iterator."""
 
     def around_calls(self, enter: Callable[[torch.nn.Module], AbstractContextManager[Any]]) -> None:
         """Enter the context manager ``enter(model)`` around each call of a model."""
@@ -207,8 +196,7 @@ class TorchSession(Session):
         """Apply the changes of models, and wrap the calls of a model."""
         self._models = [*(reference for reference in self._models if reference() is not None), weakref.ref(model)]
         dynamo.skip_modules(_SKIPPED)
-        for name, change in self._on_model:
-            self.try_change(name, change, model)
+        self.happens("model", model)
         inner = vars(model).get("_compiled_call_impl") or model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -228,7 +216,7 @@ class TorchSession(Session):
         self.begin()
         if self.keeps_loss and self._random is None:  # before the first model of the step
             self._random = guard.attempt(self._random_states, otherwise=None)
-        for name, change in self._on_inputs:
+        for name, change in self._changes["inputs"]:
             args, kwargs = self.try_change(name, change, model, args, kwargs) or (args, kwargs)
         thread.inside = True
         try:
@@ -296,8 +284,7 @@ class TorchSession(Session):
         self._hooked = True
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
-            for name, change in self._on_optimizer:
-                self.try_change(name, change, optimizer)
+            self.happens("optimizer", optimizer)
         if not self._before_step:
             return None
 
@@ -344,11 +331,11 @@ class TorchSession(Session):
 
     def _skip_unseen(self) -> None:
         """Note the changes of objects that only compiled code calls."""
-        names = [name for name, _ in self._on_optimizer] + ([self._backward[0]] if self._backward else [])
+        names = [name for name, _ in self._changes["optimizer"]] + ([self._backward[0]] if self._backward else [])
         for name in names:
             self.withdraw(name, _UNSEEN.format("steps no optimizer"))
         if not self._models:
-            for name, _ in (*self._on_model, *self._on_inputs):
+            for name, _ in (*self._changes["model"], *self._changes["inputs"]):
                 self.withdraw(name, _UNSEEN.format("calls no model"))
 
     def _complete_step(self) -> None:
@@ -363,8 +350,7 @@ class TorchSession(Session):
         if loader not in self._loaders:
             self._loaders.add(loader)
             leave_environment()
-            for name, change in self._on_loader:
-                self.try_change(name, change, loader)
+            self.happens("loader", loader)
         return original(loader)
 
     def _open_window(self) -> None:

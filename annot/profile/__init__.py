@@ -127,13 +127,17 @@ _ORIGIN: Final[Schema] = {
 or the operation that the file records as its cause. Null: the launch determines the layer. The thread is one of
 `Profile.ranges` or of `Profile.captured`."""
 
-KERNELS: Final[Schema] = {
+_ACTIVITY: Final[Schema] = {
     "process": pl.Int64,
     "device": pl.Int64,
     "stream": pl.Int64,
     "start": pl.Int64,  # ns
     "end": pl.Int64,  # ns
     "correlation": pl.Int64,  # null: unknown launch
+}
+
+KERNELS: Final[Schema] = {
+    **_ACTIVITY,
     "name": pl.String,
     "grid": pl.String,  # see `LAUNCHES`
     **_ORIGIN,
@@ -141,12 +145,7 @@ KERNELS: Final[Schema] = {
 """Kernels on a device. A CUDA graph that was traced as a whole is one kernel."""
 
 COPIES: Final[Schema] = {
-    "process": pl.Int64,
-    "device": pl.Int64,
-    "stream": pl.Int64,
-    "start": pl.Int64,  # ns
-    "end": pl.Int64,  # ns
-    "correlation": pl.Int64,
+    **_ACTIVITY,
     "kind": pl.String,  # "HtoD", "DtoH", "DtoD", ..., "memset"
     "bytes": pl.Int64,
     "pinned": pl.Boolean,  # whether the host memory of a copy is pinned (false: pageable); null: unknown, or no copy

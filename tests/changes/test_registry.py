@@ -16,7 +16,7 @@ from advice_runs import V100
 from step_rows import GEMM, TENSOR, Rows
 
 from annot.analyze.advice import RULES, Advice, Facts
-from annot.analyze.advice.facts import texts
+from annot.analyze.advice.texts import texts
 from annot.attribution.attribute import attribute
 from annot.changes import numbers
 from annot.changes.registry import all_changes, fitting
@@ -93,7 +93,8 @@ def test_tolerances_are_some_roundings_of_the_format() -> None:
 def test_rules_name_changes_that_exist() -> None:
     """In the code of the rules, and in their translations."""
     folder = Path(sys.modules["annot.analyze.advice"].__file__ or "").parent
-    named = {name for text in texts().keras.values() for name in text.changes}
+    tables = (texts().pytorch, texts().causes, texts().keras)
+    named = {name for table in tables for text in table.values() for name in text.changes}
     for file in folder.glob("*.py"):
         code = file.read_text()
         for group in re.findall(r"(?:changes=|_COMPILED\w*: Final = )\(([^)]*)\)", code):

@@ -11,7 +11,8 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice import cpu, kernels, loop, operators
-from annot.analyze.advice.facts import Advice, Facts, Rule, Text, texts
+from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.texts import Text, texts
 from annot.analyze.cpu_parts import CPU_PARTS, GPU_PARTS
 from annot.analyze.run_summary import excess_of_long_steps
 from annot.attribution.attribute import Attribution
@@ -116,12 +117,12 @@ def uneven_steps(facts: Facts) -> Advice | None:
     of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
     of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
     why = "their GPU work differs" if of_kernels else "their times vary"
-    return Advice(
+    return Advice.of(
         "uneven_steps",
-        f"Compare steps of similar length only: {why}.",
         f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
-        f"annot report {facts.source} --by step",
         0.0,
+        why=why,
+        source=facts.source,
     )
 
 

@@ -16,7 +16,6 @@ from annot.labels.tag import parse
 
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
-_COMPILED: Final = ("compile", "compile-blocks")
 _WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
 """Optimizers with a fused step on CPUs, and the smallest measured ratio of its time to theirs: 0.1 to 0.2 for Adam and
 AdamW, 0.3 (small parameters) to 0.9 for SGD (PyTorch 2.13, 2 cores)."""
@@ -89,15 +88,13 @@ def small_layers(facts: Facts) -> Advice | None:
     names = short.filter(pl.col("layer") != "").sort("host_self_ns", descending=True)["layer"]
     size = facts.batch
     batch = "" if size is None else f"\nDataLoader(dataset, batch_size={2 * size})      # {size} now"
-    return Advice(
+    return Advice.of(
         "small_layers",
-        "Give each call more work: fuse small layers, or use larger batches.",
         f"{share:.0%} of {facts.time} is spent in {each:,.0f} short calls of layers per step. Each takes "
         f"{ns / calls / 1000:.0f} µs, mostly in Python and the dispatcher",
-        f"model = torch.compile(model){batch}",
         _saved_by_compiling(facts),
         names.unique(maintain_order=True).head(5).to_list(),
-        _COMPILED,
+        batch=batch,
     )
 
 
@@ -117,14 +114,12 @@ def own_code(facts: Facts) -> Advice | None:
     source = rows["source"].drop_nulls().first() if "source" in rows.columns else None
     where = "" if source is None else f" ({source!s})"
     layers = rows.filter(pl.col("layer").str.contains(f"^{paths}$"))["layer"].unique(maintain_order=True)
-    return Advice(
+    return Advice.of(
         "own_code",
-        f"Find the slow operation in {module}.forward.",
         f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside its submodules{where}",
-        "annot run --collector torch -o operations.json.gz -- python train.py\n"
-        "annot operations.json.gz --by op      # which operation takes the time",
         ns / wall,
         [path for path in layers.head(5) if path],
+        module=module,
     )
 
 
@@ -158,16 +153,13 @@ def fusion(facts: Facts) -> Advice | None:
     own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
     of_own = f", and {own:.0%} in the forward methods of other layers, outside their submodules"
     more = of_own if own >= LEAST_CHANGE else ""
-    return Advice(
+    return Advice.of(
         "fusion",
-        "Fuse memory-bound layers: compile the model.",
         f"{share:.0%} of {facts.time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
         f"({', '.join(modules['module'].head(4))}){more}. "
         "Compiled code also saves the overhead of calls in all layers",
-        "model = torch.compile(model)",
         _saved_by_compiling(facts),
         layers[:5],
-        _COMPILED,
     )
 
 
@@ -193,13 +185,11 @@ def optimizer(facts: Facts) -> Advice | None:
     counts = slow[name]
     params = sum(count for count in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(count, int))
     of = f" with {params:,} parameters" if params else ""
-    return Advice(
+    return Advice.of(
         "optimizer",
-        "Use the fused optimizer, which updates a parameter in one pass over memory.",
         f"{share:.0%} of {facts.time} is spent in steps of {name}{of} without fused=True",
-        f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share * (1 - _WITH_FUSED[name]),
-        changes=("fused",),
+        name=name,
     )
 
 
@@ -216,11 +206,9 @@ def outside_phases(facts: Facts) -> Advice | None:
         for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
         if share >= 0.005
     ]
-    return Advice(
+    return Advice.of(
         "outside_phases",
-        "Find out what the loop does between forward, backward, optimizer and data loading.",
         f"{inside + outside:.0%} of {facts.time} lies outside these phases: {', '.join(clauses)}",
-        'with annot.trace("metrics"):      # around each part of the loop\n    ...',
         inside + outside,
     )
 

@@ -10,14 +10,14 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import msgspec
 import polars as pl
 
 from annot.analyze.advice.operator_causes import Operator
+from annot.analyze.advice.texts import texts
 from annot.analyze.cpu_parts import IDLE, layers_of_parts
 from annot.analyze.gpu_activities import idle_calls, idle_of_nodes, sums_by_layer
 from annot.analyze.hardware_counters import default_peaks
@@ -35,7 +35,6 @@ from annot.attribution.summary import by_step, step_statistics
 from annot.labels.foreign import serving_engine
 from annot.labels.layer_path import with_parent
 from annot.labels.tag import COMPILED, Tag, parse
-from annot.util.packaged_tables import packaged_table
 
 LEAST_SHARE: Final = 0.1
 """Share of the step from which a part of it is worth other code, such as a fused layer. The verdict names no smaller
@@ -176,35 +175,11 @@ class Advice:
     layers: list[str] = field(default_factory=list)
     changes: tuple[str, ...] = ()
 
-
-class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Code of an advice, its changes, and its sentence; without one, the sentence of the rule stays."""
-
-    code: str
-    advice: str = ""
-    changes: tuple[str, ...] = ()
-
-
-class CopyText(Text, frozen=True, forbid_unknown_fields=True):
-    """Advice on operators that copy tensors, with what they are."""
-
-    what: str = ""
-
-
-class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of ``texts.toml``, which explains them."""
-
-    keras: dict[str, Text]
-    cuda: dict[str, Text]
-    collectives: dict[str, dict[str, Text]]
-    copies: dict[str, CopyText]
-    engines: dict[str, dict[str, str]]
-
-
-@cache
-def texts() -> _Texts:
-    """Return texts that depend on the framework or the collective."""
-    return packaged_table("annot.analyze.advice", "texts.toml", _Texts)
+    @classmethod
+    def of(cls, rule: str, evidence: str, saves: float, layers: Sequence[str] = (), **values: object) -> Advice:
+        """Return an advice with the texts of its rule, in which `values` replace the fields in braces."""
+        text = texts().pytorch[rule].filled(**values)
+        return cls(rule, text.advice, evidence, text.code, saves, [*layers], text.changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from annot.analyze.advice.operator_causes import CHANNELS_LAST, TILE, Cause, Operator, first_cause, is_fast
+from annot.analyze.advice.operator_causes import TILE, Cause, Operator, first_cause, is_fast
 from annot.analyze.tensor_cores import divisor_of
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import operator_cost
@@ -76,12 +76,7 @@ def _vector(gemm: _Gemm) -> Cause | None:
     """A matrix-vector multiplication: each weight is read for one multiply-add."""
     if min(gemm.rows, gemm.columns) > 1 or not gemm.operator.memory_bound:
         return None
-    return Cause(
-        "matrix_vector",
-        f"a matrix-vector multiplication ({gemm.sizes}), which is memory-bound",
-        "Multiply more rows at once: use a larger batch, or batch requests. Or store the weights in 8 bits.",
-        "y = linear(torch.stack(requests))      # one GEMM for several vectors",
-    )
+    return Cause.of("matrix_vector", f"a matrix-vector multiplication ({gemm.sizes}), which is memory-bound")
 
 
 def _few_rows(gemm: _Gemm) -> Cause | None:
@@ -128,14 +123,11 @@ def _last_wave(gemm: _Gemm) -> Cause | None:
     used = waves / math.ceil(waves)
     if used >= _FULL_WAVES:
         return None
-    return Cause(
+    return Cause.of(
         "last_wave",
         f"{gemm.blocks} thread blocks on {processors} multiprocessors run in {math.ceil(waves)} waves, and the last "
         f"wave is {waves % 1:.0%} full",
-        "Choose sizes that fill whole waves, or a kernel with smaller tiles.",
-        'model = torch.compile(model, mode="max-autotune")',
         1 - used,
-        ("compile-max-autotune",),
     )
 
 
@@ -150,12 +142,11 @@ def _misaligned(gemm: _Gemm) -> Cause | None:
         return None
     if gemm.rows % divisor:
         odd.insert(0, f"M={gemm.rows}")
-    return Cause(
+    return Cause.of(
         "misaligned",
         f"{', '.join(odd)} {'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {divisor} "
         f"({gemm.dtype}), so that rows are not aligned to 16 bytes",
-        f"Pad the sizes to multiples of {divisor}; 64 is better.",
-        f"size = -(-size // {divisor}) * {divisor}\nx = torch.nn.functional.pad(x, (0, size - x.shape[-1]))",
+        divisor=divisor,
     )
 
 
@@ -164,13 +155,7 @@ def _small_batch(gemm: _Gemm) -> Cause | None:
     small = gemm.batch > 1 and max(gemm.rows, gemm.columns, gemm.depth) <= min(TILE)
     if not small or not gemm.operator.memory_bound:
         return None
-    return Cause(
-        "small_batched",
-        f"{gemm.batch} small matrix multiplications ({gemm.matrix}), {gemm.intensity}",
-        "Fuse small matrix multiplications with the operations around them, or combine them into larger ones.",
-        "model = torch.compile(model)",
-        changes=("compile",),
-    )
+    return Cause.of("small_batched", f"{gemm.batch} small matrix multiplications ({gemm.matrix}), {gemm.intensity}")
 
 
 def _skinny(gemm: _Gemm) -> Cause | None:
@@ -238,11 +223,8 @@ def _transposed(convolution: _Convolution) -> Cause | None:
         return None
     stride = convolution.numbers("stride")
     windows = " with overlapping windows" if kernel != stride else ""
-    return Cause(
-        "transposed",
-        f"a transposed convolution (kernel {convolution.size}, stride {_times(stride)}){windows}",
-        "Replace the transposed convolution with upsampling and a convolution, or a convolution and PixelShuffle.",
-        "torch.nn.Sequential(torch.nn.Upsample(scale_factor=2), torch.nn.Conv2d(inputs, outputs, 3, padding=1))",
+    return Cause.of(
+        "transposed", f"a transposed convolution (kernel {convolution.size}, stride {_times(stride)}){windows}"
     )
 
 
@@ -250,13 +232,10 @@ def _depthwise(convolution: _Convolution) -> Cause | None:
     """A depthwise convolution, which multiplies no matrices: one input channel in each group."""
     if convolution.groups == 1 or convolution.weight[1] > 1:
         return None
-    return Cause(
+    return Cause.of(
         "depthwise",
         f"a depthwise convolution ({convolution.groups} groups of 1 input channel), which cannot use "
         f"{convolution.operator.units} well",
-        "Use channels-last tensors, and fuse the depthwise convolution with its neighbors.",
-        f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
-        changes=("channels-last", "compile"),
     )
 
 
@@ -266,13 +245,10 @@ def _grouped(convolution: _Convolution) -> Cause | None:
     outputs = convolution.weight[0] // groups
     if groups == 1 or 2 * outputs > min(convolution.operator.tile or TILE) or is_fast(convolution.operator):
         return None
-    return Cause(
+    return Cause.of(
         "grouped",
         f"a grouped convolution: {groups} groups of {inputs} input and {outputs} output channels, too few to use "
         f"{convolution.operator.units} well",
-        "Use fewer groups with more channels each, or channels-last tensors.",
-        f"{CHANNELS_LAST}\nmodel = torch.compile(model)",
-        changes=("channels-last", "compile"),
     )
 
 
@@ -283,13 +259,7 @@ def _pointwise(convolution: _Convolution) -> Cause | None:
         return None
     cost = operator_cost(operator.tag) if operator.tag else None
     gemm = " with M={}, N={}, K={}".format(*cost.gemms[0][1:]) if cost else ""
-    return Cause(
-        "pointwise",
-        f"a pointwise (1x1) convolution, equivalent to a matrix multiplication{gemm}",
-        "Compute the 1x1 convolution as a GEMM: use channels-last tensors, or a linear layer over the channels.",
-        f"{CHANNELS_LAST}\n# or: y = torch.nn.functional.linear(x.permute(0, 2, 3, 1), weight[:, :, 0, 0], bias)",
-        changes=("channels-last",),
-    )
+    return Cause.of("pointwise", f"a pointwise (1x1) convolution, equivalent to a matrix multiplication{gemm}")
 
 
 def _asymmetric(convolution: _Convolution) -> Cause | None:
@@ -297,13 +267,7 @@ def _asymmetric(convolution: _Convolution) -> Cause | None:
     if len(set(convolution.kernel)) == 1 or is_fast(convolution.operator):
         return None
     size = convolution.size
-    return Cause(
-        "asymmetric",
-        f"an asymmetric {size} kernel; libraries are tuned for square kernels",
-        f"Replace the {size} kernel with a square one, or try other algorithms and channels-last tensors.",
-        f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
-        changes=("cudnn-benchmark", "channels-last"),
-    )
+    return Cause.of("asymmetric", f"an asymmetric {size} kernel; libraries are tuned for square kernels", size=size)
 
 
 def _few_channels(convolution: _Convolution) -> Cause | None:
@@ -311,12 +275,11 @@ def _few_channels(convolution: _Convolution) -> Cause | None:
     channels, divisor = convolution.data[1], divisor_of(convolution.call.tensors[0].dtype)
     if not divisor or channels >= divisor or is_fast(convolution.operator):
         return None
-    return Cause(
+    return Cause.of(
         "few_channels",
         f"only {channels} input channel{'s' * (channels != 1)} on an input of {_times(convolution.data[2:])}, too few "
         f"to use {convolution.operator.units} well",
-        f"Pad the input channels to {divisor}, or use space-to-depth (pixel_unshuffle).",
-        "x = torch.nn.functional.pixel_unshuffle(x, 2)      # 4 times the channels, a quarter of the extent",
+        divisor=divisor,
     )
 
 
@@ -325,12 +288,8 @@ def _dilated(convolution: _Convolution) -> Cause | None:
     dilation = convolution.numbers("dilation")
     if max(dilation) == 1 or is_fast(convolution.operator):
         return None
-    return Cause(
-        "dilated",
-        f"a dilated convolution (dilation {_times(dilation)}), for which libraries have few algorithms",
-        "Let cuDNN benchmark its algorithms, and use channels-last tensors.",
-        f"torch.backends.cudnn.benchmark = True\n{CHANNELS_LAST}",
-        changes=("cudnn-benchmark", "channels-last"),
+    return Cause.of(
+        "dilated", f"a dilated convolution (dilation {_times(dilation)}), for which libraries have few algorithms"
     )
 
 
@@ -339,12 +298,7 @@ def _large_kernel(convolution: _Convolution) -> Cause | None:
     if max(convolution.kernel) < _LARGE_KERNEL:
         return None
     size, count = convolution.size, math.prod(convolution.kernel)
-    return Cause(
-        "large_kernel",
-        f"a large {size} kernel ({count} multiply-adds per input channel)",
-        f"Replace the {size} kernel with several 3x3 kernels.",
-        "torch.nn.Conv2d(inputs, outputs, 3, padding=1)",
-    )
+    return Cause.of("large_kernel", f"a large {size} kernel ({count} multiply-adds per input channel)", size=size)
 
 
 _CONVOLUTION_CAUSES: Final = (

@@ -8,7 +8,8 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule, texts
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SETTING, LEAST_SHARE, Advice, Facts, Rule
+from annot.analyze.advice.texts import texts
 from annot.analyze.cpu_parts import GPU_PARTS
 from annot.analyze.kernel_names import with_classes
 from annot.analyze.peaks import rates_of
@@ -252,14 +253,13 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
         return None
     layers, units = facts.layers_of(predicate), matrix_units(facts.attribution.meta)
     example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
-    return Advice(
+    return Advice.of(
         "multiples_of_eight",
-        f"Pad channels, features, classes and vocabulary to multiples of 8 (64 is better), as {units} require.",
         f"{share:.0%} of {facts.time} is spent in matrix multiplications outside {units} with sizes not divisible "
         f"by 8, such as {example}",
-        "features = -(-features // 8) * 8",
         share,
         layers,
+        units=units,
     )
 
 
@@ -285,14 +285,11 @@ def channels_last(facts: Facts) -> Advice | None:
     share = facts.share(predicate)
     if share < LEAST_CHANGE:
         return None
-    return Advice(
+    return Advice.of(
         "channels_last",
-        "Use the channels-last memory format for image tensors.",
         f"{share:.0%} of {facts.time} is spent in conversions between NCHW and NHWC",
-        "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         share,
         facts.layers_of(predicate),
-        ("channels-last",),
     )
 
 
@@ -310,15 +307,12 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
     tuned = len(kernels) < 2 or kernels[0] > 1.1 * sorted(kernels[1:])[len(kernels[1:]) // 2]
     if share < LEAST_SHARE or not constant or tuned:
         return None
-    return Advice(
+    return Advice.of(
         "cudnn_benchmark",
-        "Let cuDNN benchmark its algorithms: the input shapes never change.",
         f"{share:.0%} of {facts.time} is spent in convolutions with constant shapes, "
         "and the first step runs no extra kernels",
-        "torch.backends.cudnn.benchmark = True",
         share,
         facts.layers_of(predicate),
-        ("cudnn-benchmark",),
     )
 
 
@@ -393,14 +387,11 @@ def short_kernels(facts: Facts) -> Advice | None:
     if share < LEAST_SHARE or count < 10:
         return None
     mean = share * facts.wall_ns / (count * max(facts.steps.height, 1)) / 1000
-    return Advice(
+    return Advice.of(
         "short_kernels",
-        "Merge short kernels: compile the model, or call fused functions.",
         f"{share:.0%} of {facts.time} is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
-        "model = torch.compile(model)",
         share,
         facts.layers_of(short),
-        (*_COMPILED, "compile-reduce-overhead"),
     )
 
 

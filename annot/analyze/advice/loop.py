@@ -16,9 +16,8 @@ from annot.analyze.advice.facts import (
     Advice,
     Facts,
     Loader,
-    Text,
-    texts,
 )
+from annot.analyze.advice.texts import Text, texts
 from annot.analyze.communication import UNNAMED, Collectives, collectives_of
 from annot.analyze.cpu_parts import COMPUTED, GPU_PARTS
 from annot.analyze.peaks import short_time
@@ -253,12 +252,12 @@ def synchronous_copies(facts: Facts) -> Advice | None:
         return None
     longest = next(iter(facts.idle_calls.filter(pl.col("cause") == "synchronisation")["name"]), "")
     change, code = next(remedy for pattern, remedy in _WAITS.items() if re.search(pattern, longest))
-    return Advice(
+    return Advice.of(
         "synchronous_copies",
-        f"Avoid waiting for the GPU inside a step: {change}.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['synchronisation'].name}, {_often(facts, 'synchronisation')}",
-        f"{code}\nif step % 100 == 0:\n    print(loss.item())",
         share,
+        change=change,
+        code=code,
     )
 
 
@@ -310,14 +309,11 @@ def pageable_copies(facts: Facts) -> Advice | None:
     share = _exposed_copies(facts, ~pl.col("pinned"))
     if share < LEAST_SETTING:
         return None
-    return Advice(
+    return Advice.of(
         "pageable_copies",
-        "Copy batches from pinned memory while the previous step still runs.",
         f"{share:.0%} of {facts.time} is spent in host-to-device copies from pageable memory that do not overlap with "
         "kernels",
-        "DataLoader(dataset, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         share,
-        changes=("pinned",),
     )
 
 
@@ -331,12 +327,9 @@ def host_copies(facts: Facts) -> Advice | None:
     if share < LEAST_SETTING:
         return None
     memory = "pinned memory" if pinned >= unknown else "host memory (pinned or pageable: the profile does not show it)"
-    return Advice(
+    return Advice.of(
         "host_copies",
-        "Keep data on the GPU that several steps use, copy the rest while kernels run, or move fewer bytes.",
         f"{share:.0%} of {facts.time} is spent in host-to-device copies from {memory} that do not overlap with kernels",
-        "with torch.cuda.stream(copies):      # beside the kernels of the step\n"
-        "    next_x = next_x.to(device, non_blocking=True)      # from pinned memory, in the model's dtype",
         share,
     )
 
@@ -407,12 +400,8 @@ def coverage(facts: Facts) -> Advice | None:
             "nsys profile --cuda-graph-trace=node -o run python train.py",
             0.0,
         )
-    return Advice(
-        "coverage",
-        "Wrap training in ranges, so that GPU time is attributed to layers.",
-        f"{share:.0%} of {time}, {count:,} kernels and copies, was launched outside any range",
-        "with annot.emit_ranges(model):\n    train()",
-        0.0,
+    return Advice.of(
+        "coverage", f"{share:.0%} of {time}, {count:,} kernels and copies, was launched outside any range", 0.0
     )
 
 
@@ -429,22 +418,13 @@ def recomputation(facts: Facts) -> Advice | None:
     if share < LEAST_CHANGE:
         return None
     layers = rows.filter(pl.col("layer") != "")["layer"].unique(maintain_order=True)
-    return Advice(
+    return Advice.of(
         "recomputation",
-        "Keep activations where memory allows, instead of recomputing layers in the backward pass.",
         f"{share:.0%} of {facts.time} is spent in the forward of {rows.select('layer', 'module').n_unique():,} layers "
         "that run again in the backward pass (activation checkpointing)",
-        _SAVED,
         share,
         layers.head(5).to_list(),
     )
-
-
-_SAVED: Final = """\
-x = block(x)      # without torch.utils.checkpoint, or keep at least the results of matrix multiplications:
-kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, kept)
-x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=context)"""
 
 
 def _share_without_gpu(facts: Facts, ns: int) -> float:
@@ -464,11 +444,9 @@ def double_precision(facts: Facts) -> Advice | None:
     if share < LEAST_SHARE:
         return None
     slower = ", at half the throughput of float32" if facts.on_cpu else ""
-    return Advice(
+    return Advice.of(
         "double_precision",
-        "Compute in float32.",
         f"{share:.0%} of {facts.time} is spent in layers with float64 inputs or weights{slower}",
-        "model = model.float()\nx = x.float()",
         share / 2 if facts.on_cpu else share,
         double[:5],
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
+from annot.analyze.advice.texts import texts
 from annot.analyze.kernel_names import MATRIX, classify
 from annot.analyze.work.call import Call
 from annot.analyze.work.operators import REDUCTIONS, Mixture, mixture_of, reduced_dimensions
@@ -22,9 +23,6 @@ LOW_ROOF: Final = 0.5
 """Share of the roof below which a tuned library kernel is slow."""
 TILE: Final = (128, 128)
 """Output tile of a GEMM whose kernel names none: the usual one of cuBLAS and hipBLASLt for large matrices."""
-CHANNELS_LAST: Final = (
-    "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
-)
 
 
 _MOST_TENSORS: Final = 4
@@ -138,6 +136,12 @@ class Cause:
     saves: float = 1.0
     changes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, name: str, words: str, saves: float = 1.0, **values: object) -> Cause:
+        """Return a cause with the texts of its name, in which `values` replace the fields in braces."""
+        text = texts().causes[name].filled(**values)
+        return cls(name, words, text.advice, text.code, saves, text.changes)
+
 
 Family: TypeAlias = Callable[[Operator, Call], Cause | None]
 """Return the cause of an operator of one family; None: its shape and arguments are fine."""
@@ -215,14 +219,10 @@ def _separate_kernels(attention: _Attention) -> Cause | None:
     """Separate kernels for matrix multiplication and softmax."""
     if not attention.operator.in_pieces:
         return None
-    return Cause(
+    return Cause.of(
         "math",
         f"attention in separate kernels for matrix multiplication and softmax ({attention.sizes}){attention.roof}, "
         "which writes the scores to memory",
-        "Meet the conditions of a fused attention kernel: 16-bit inputs, a supported head size and mask.",
-        "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):\n"
-        "    out = model(x)      # warns why it cannot be used",
-        changes=("sdpa-flash", "sdpa-efficient"),
     )
 
 
@@ -231,11 +231,9 @@ def _decode(attention: _Attention) -> Cause | None:
     length, source = attention.length, attention.source
     if not attention.operator.memory_bound or _MORE_KEYS * length > source:
         return None
-    return Cause(
+    return Cause.of(
         "decode",
         f"memory-bound attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys{attention.roof}",
-        "Decode more sequences at once, split the keys across multiprocessors, or share keys among heads (GQA).",
-        "out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache)      # split over keys",
     )
 
 
@@ -243,13 +241,7 @@ def _short_sequences(attention: _Attention) -> Cause | None:
     """Memory-bound attention of sequences that are shorter than `_LONG`."""
     if not attention.operator.memory_bound or max(attention.length, attention.source) >= _LONG:
         return None
-    return Cause(
-        "short_sequences",
-        f"short sequences ({attention.sizes}), mostly overhead{attention.roof}",
-        "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
-        'model = torch.compile(model, mode="reduce-overhead")',
-        changes=("compile-reduce-overhead",),
-    )
+    return Cause.of("short_sequences", f"short sequences ({attention.sizes}), mostly overhead{attention.roof}")
 
 
 def _mask(attention: _Attention) -> Cause | None:
@@ -257,11 +249,9 @@ def _mask(attention: _Attention) -> Cause | None:
     call = attention.call
     if len(call.tensors) <= 3 or "backward" in call.name:
         return None
-    return Cause(
+    return Cause.of(
         "mask",
         f"attention with an explicit mask {call.tensors[3]}{attention.roof}, so that kernels cannot skip masked blocks",
-        "Use is_causal=True, or FlexAttention, which skip masked blocks.",
-        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
     )
 
 
@@ -271,7 +261,7 @@ def _head_size(attention: _Attention) -> Cause | None:
     if not width % _HEAD_DIVISOR and width <= _LARGEST_HEAD:
         return None
     words = f"attention with head size {width}{attention.roof}, which fused kernels pad or do not support"
-    return Cause("head_size", words, "Use a head size of 64 or 128.", "heads = width // 128")
+    return Cause.of("head_size", words)
 
 
 def _older_kernel(attention: _Attention) -> Cause | None:
@@ -322,23 +312,12 @@ def _routing(mixture: Mixture, rows: float) -> str:
 def _few_tokens(mixture: Mixture, rows: float) -> Cause:
     """Memory-bound experts: the weights of each are read for few tokens."""
     few = "few tokens for many experts" if rows < _ROWS else "few tokens per expert"
-    return Cause(
-        "few_tokens_per_expert",
-        f"{few} ({_routing(mixture, rows)})",
-        "Route more tokens to each expert: use larger batches, expert parallelism or fewer experts. Or store the "
-        "weights in 8 bits.",
-        "tokens = torch.bincount(expert_ids.flatten(), minlength=experts)      # tokens of each expert",
-    )
+    return Cause.of("few_tokens_per_expert", f"{few} ({_routing(mixture, rows)})")
 
 
 def _large_capacity(mixture: Mixture, rows: float) -> Cause:
     """Compute-bound experts."""
-    return Cause(
-        "large_capacity",
-        f"large capacity ({_routing(mixture, rows)}), compute-bound",
-        "Balance the load of the experts, and reduce the capacity to the tokens that they get. Or compute in 8 bits.",
-        "capacity = math.ceil(1.25 * tokens * top_k / experts)",
-    )
+    return Cause.of("large_capacity", f"large capacity ({_routing(mixture, rows)}), compute-bound")
 
 
 def reduction_cause(operator: Operator, call: Call) -> Cause | None:
@@ -354,11 +333,9 @@ def reduction_cause(operator: Operator, call: Call) -> Cause | None:
     if apart <= 1 or is_fast(operator):
         return None
     which = f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
-    return Cause(
+    return Cause.of(
         "strided_reduction",
         f"a reduction over {which}, whose elements are {apart} elements apart in memory{_roof_words(operator)}",
-        "Reduce over the last dimension: write the tensor in this layout, or fuse the reduction with what writes it.",
-        "y = torch.compile(lambda x: f(x).sum(0))(x)      # f writes x; or keep x with the reduced dimension last",
         1 - (operator.roof_share or 0.0),
     )
 
@@ -373,11 +350,8 @@ def embedding_cause(operator: Operator, call: Call) -> Cause | None:
     rows, indices = call.number("num"), call.count(1)
     if rows <= indices:
         return None
-    return Cause(
+    return Cause.of(
         "dense_gradient",
         f"a dense gradient of {rows:,} rows, of which {indices:,} indices reach at most {indices / rows:.0%}",
-        "Use sparse gradients for the embedding, or a smaller table.",
-        "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
-        "optimizer = torch.optim.SparseAdam(embedding.parameters())",
         1 - indices / rows,
     )

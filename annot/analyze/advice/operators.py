@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule, texts
+from annot.analyze.advice.facts import LEAST_CHANGE, LEAST_SHARE, PRODUCTS, SOFTMAX, Advice, Facts, Rule
 from annot.analyze.advice.gemm_causes import convolution_cause, gemm_cause
 from annot.analyze.advice.operator_causes import (
     LOW_ROOF,
@@ -22,6 +22,7 @@ from annot.analyze.advice.operator_causes import (
     is_fast,
     reduction_cause,
 )
+from annot.analyze.advice.texts import texts
 from annot.analyze.roofline import operator_table
 from annot.analyze.work.call import CONTRADICTIONS, Call
 from annot.analyze.work.operators import REDUCTIONS
@@ -59,13 +60,10 @@ def _low_roof(operator: Operator) -> Cause | None:
     if operator.roof_share is None or operator.memory_bound or is_fast(operator):
         return None
     reached = operator.roof_share / operator.multiplies
-    return Cause(
+    return Cause.of(
         "low_efficiency",
         f"{operator.roof_share:.0%} of the peak of the device at this precision",
-        "Let the compiler or the library choose another kernel.",
-        'model = torch.compile(model, mode="max-autotune")',
         operator.multiplies * (1 - reached / LOW_ROOF),
-        ("compile-max-autotune",),
     )
 
 
@@ -164,13 +162,10 @@ def eager_attention(facts: Facts) -> Advice | None:
     if not operators:
         return None
     softmax = next((operator for operator in operators if operator.name in SOFTMAX), operators[0])
-    return Advice(
+    return Advice.of(
         "eager_attention",
-        "Call scaled_dot_product_attention, which does not write the attention scores to memory.",
         f"{share:.0%} of {facts.time} goes to attention in eager operations: matrix multiplication, {softmax.title}, "
         "matrix multiplication",
-        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
-        '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
         share,
         _layers(facts, operators),
     )
@@ -193,13 +188,9 @@ def older_attention(facts: Facts) -> Advice | None:
         return None
     name = facts.work.filter(predicate).sort("wall_ns", descending=True)["name"][0]
     kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
-    return Advice(
+    return Advice.of(
         "older_attention",
-        "Use an attention kernel written for this GPU: cuDNN's, or FlashAttention-3 or later.",
         f"{share:.0%} of {facts.time} is spent in attention kernels of {kernel} on {device}",
-        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
-        "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
-        "    out = model(x)",
         share / 2,
         facts.layers_of(predicate),
     )
@@ -227,12 +218,9 @@ def gathered_weights(facts: Facts) -> Advice | None:
     share = sum(operator.share for operator in gathers)
     if share < LEAST_SHARE:
         return None
-    return Advice(
+    return Advice.of(
         "gathered_weights",
-        "Use a grouped GEMM, which multiplies the tokens of each expert without copying its weights.",
         f"{share:.0%} of {facts.time} goes to {gathers[0].title}, which copies weights of experts by index",
-        "order = experts.argsort()      # tokens by expert\n"
-        "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",
         share,
         _layers(facts, gathers),
     )

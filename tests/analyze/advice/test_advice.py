@@ -29,7 +29,7 @@ from matrices import every_third
 from sqlite_profile import in_float32, training
 
 from annot.analyze.advice import RULES, advise, by_advice, cpu, operators
-from annot.analyze.advice.facts import texts
+from annot.analyze.advice.texts import texts
 from annot.attribution.attribute import attribute
 from annot.cli.main import main
 from annot.profile import Profile
@@ -348,6 +348,6 @@ def test_batches_of_a_serving_engine_are_not_those_of_a_loader() -> None:
 
 def test_texts_belong_to_rules() -> None:
     """Each translation is of a rule, and each collective has advice and code."""
-    assert {*texts().keras, *texts().cuda} <= {rule.__name__ for rule in RULES}  # type: ignore[attr-defined]
+    assert {*texts().pytorch, *texts().keras, *texts().cuda} <= {rule.__name__ for rule in RULES}  # type: ignore[attr-defined]
     assert all(text.advice and text.code for passes in texts().collectives.values() for text in passes.values())
     assert {name for passes in texts().collectives.values() for name in passes} == {"backward", "forward", "any"}
