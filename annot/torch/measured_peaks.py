@@ -175,7 +175,8 @@ def _precisions(device: torch.device) -> Iterator[tuple[str, torch.dtype]]:
         half = [(name, dtype) for name, dtype in half if name in units or name == "f16"]
     single = [("f32", torch.float32), *([("tf32", torch.float32)] if "tf32" in units else [])]
     for name, dtype in (("f64", torch.float64), *single, *half):
-        yield name + _TENSOR * (name in units), dtype
+        if _supports(dtype, device):
+            yield name + _TENSOR * (name in units), dtype
 
 
 def _matrix_units(device: torch.device) -> frozenset[str]:
@@ -202,6 +203,15 @@ def _matrix_units(device: torch.device) -> frozenset[str]:
             "f64": capability in ((8, 0), (9, 0), (10, 0)),
         }
     return frozenset(name for names, has in kinds.items() if has for name in names.split())
+
+
+def _supports(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether PyTorch multiplies matrices of a dtype; CPUs gained float16 in PyTorch 2.2."""
+    try:
+        torch.mm(*(torch.ones(16, 16, dtype=dtype, device=device) for _ in range(2)))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _gemm_rate(precision: str, dtype: torch.dtype, device: torch.device) -> float:
