@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_MODULES, MOST_FUNCTIONS = 63, 572
+MOST_MODULES, MOST_FUNCTIONS = 65, 574
 
 
 def test_a_report_enters_few_modules_and_functions(tmp_path: Path) -> None:

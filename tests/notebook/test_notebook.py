@@ -146,7 +146,7 @@ def test_missing_package_names_the_extra(trained: Path, monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, name, None)
     found = layers(trained)
     for convert in (found.to_pandas, found.to_arrow):
-        with pytest.raises(ImportError, match=r"pip install 'annot-nvtx\[analysis\]'$"):
+        with pytest.raises(ImportError, match=r'pip install "annot-nvtx\[analysis\]"$'):
             convert()
 
 

@@ -179,7 +179,7 @@ def test_protobuf_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise ImportError
 
     monkeypatch.setattr("annot.read.kineto.pftrace.messages", missing)
-    with pytest.raises(AnnotError, match=r"requires protobuf: pip install 'annot-nvtx\[pftrace\]'"):
+    with pytest.raises(AnnotError, match=r'requires protobuf: pip install "annot-nvtx\[pftrace\]"'):
         load(path)
 
 

@@ -485,6 +485,6 @@ def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf the error says what to install."""
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     messages.cache_clear()
-    with pytest.raises(AnnotError, match=r"requires protobuf: pip install 'annot-nvtx\[xplane\]'$"):
+    with pytest.raises(AnnotError, match=r'requires protobuf: pip install "annot-nvtx\[xplane\]"$'):
         xplane.read(_DATA / "jax_cpu.xplane.pb")
     messages.cache_clear()
