@@ -206,6 +206,7 @@ def subject(answer: Answer) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.simulation
 def test_noise_leads_to_more_runs_and_no_wrong_answer(tmp_path: Path) -> None:
     folder = linear(tmp_path / "project", 30)
     wrong, unclear = 0, 0

@@ -11,7 +11,7 @@ from recorded import client, environment, python, rows, while_held
 from annot import native
 from annot.read.recording.export import assemble
 
-FORKS = pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+FORKS = pytest.mark.parametrize("times", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.simulation])])
 
 
 @FORKS

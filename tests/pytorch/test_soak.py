@@ -47,6 +47,7 @@ def memory() -> int:
 @pytest.mark.filterwarnings("ignore:too many different input shapes")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.slow
+@pytest.mark.simulation
 def test_a_long_run_with_changing_shapes_and_exceptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 steps of ever other shapes, every tenth raising: no growth beyond 10 MB, no range open."""
     # The texts of this run would take the room of those of the tests that follow.
