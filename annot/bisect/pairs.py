@@ -9,9 +9,9 @@ FOLDER/HASH-HASH/runs       profiles and output of the pair that is measured now
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,9 @@ from annot.collect.parts_folder import LOCK
 from annot.errors import AnnotError
 from annot.runs.run import Run
 from annot.util.locked_folder import locked
+
+if sys.platform != "win32":
+    import fcntl
 from annot.util.whole_files import created, write_file
 
 Pair: TypeAlias = tuple[Digest, Digest]

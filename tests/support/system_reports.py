@@ -62,6 +62,7 @@ def reports() -> dict[str, str]:
     made["page of a comparison"] = _page("compare", "a.sqlite", "b.sqlite")
     _report("baseline", "save", "a", "a.sqlite", "--force")
     made["comparison with a baseline"] = _report("compare", "--baseline", "a", "b.sqlite")
+    made |= {f"schema of {name}": _report("schema", name) for name in ("compare_layer", "bisect", "try", "try_layers")}
     made["notebook"] = annot.layers("a.sqlite")._repr_html_()
     assert run_each(len, ["a"]) == [1]
     return made
